@@ -1,0 +1,94 @@
+"""What a kind is: three rooms in one folder, ``spec.py``, ``expand.py`` and ``engine.py``."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast
+
+from pydantic import BaseModel, ValidationError
+
+from farm.errors import FieldFault, InvalidSpec
+from farm.plan import JobPlan, StepPlan
+from jobs.engine import Engine
+
+
+@dataclass(frozen=True, slots=True)
+class Asset:
+    """An asset of a job as ``expand`` sees it: where it stands in the job, its hash and size in bytes."""
+
+    path: str
+    sha256: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExpandContext:
+    """What ``expand`` may look at besides the spec. ``expand`` is pure: no files, no clock, no network."""
+
+    assets: Mapping[str, Asset] = field(default_factory=dict)
+    max_tasks: int = 250_000
+    max_frames: int = 1_000_000
+
+
+class SpecModel(Protocol):
+    """The pydantic model class of a kind's spec."""
+
+    def __call__(self, **data: Any) -> BaseModel: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of job. The rooms are imported when first needed; only ``engine`` may import heavy things.
+
+    The folder's modules offer:
+
+    - ``spec.py``: a pydantic model named ``Spec`` (``extra="forbid"``, every field described).
+    - ``expand.py``: ``expand(spec, context) -> JobPlan`` and, where the kind has deferred steps,
+      ``expand_deferred(spec, step_name, results, context) -> StepPlan``.
+    - ``engine.py``: ``create() -> Engine``.
+    """
+
+    name: str
+    package: str
+
+    def spec_model(self) -> type[BaseModel]:
+        """The kind's ``Spec``."""
+        return cast("type[BaseModel]", importlib.import_module(f"{self.package}.spec").Spec)
+
+    def parse(self, data: Mapping[str, Any]) -> BaseModel:
+        """Check a spec; raises :class:`farm.errors.InvalidSpec` with a pointer for each bad field."""
+        try:
+            return self.spec_model().model_validate(dict(data))
+        except ValidationError as error:
+            raise InvalidSpec(*_faults(self.name, error)) from None
+
+    def expand(self, spec: BaseModel, context: ExpandContext) -> JobPlan:
+        """Spec to steps and tasks."""
+        return cast(JobPlan, importlib.import_module(f"{self.package}.expand").expand(spec, context))
+
+    def expand_deferred(
+        self, spec: BaseModel, step_name: str, results: list[dict[str, Any]], context: ExpandContext
+    ) -> StepPlan:
+        """The tasks of a deferred step, from what the step it waited for found."""
+        module = importlib.import_module(f"{self.package}.expand")
+        return cast(StepPlan, module.expand_deferred(spec, step_name, results, context))
+
+    def create_engine(self) -> Engine:
+        """A fresh engine; imports what the kind needs to run."""
+        return cast(Engine, importlib.import_module(f"{self.package}.engine").create())
+
+
+def _faults(kind: str, error: ValidationError) -> tuple[str, list[FieldFault]]:
+    faults = []
+    for item in error.errors():
+        pointer = "/spec/" + "/".join(str(part) for part in item["loc"])
+        message = item["msg"].removeprefix("Value error, ")
+        if item["type"] == "extra_forbidden":
+            message = f"kind {kind!r} has no such field"
+        elif not isinstance(item["input"], dict | list) and item["type"] != "value_error":
+            message = f"{message} (got {item['input']!r})"
+        faults.append(FieldFault(pointer.rstrip("/"), message))
+    text = "; ".join(f"{fault.pointer}: {fault.message}" for fault in faults[:5])
+    return text, faults
