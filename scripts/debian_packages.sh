@@ -21,7 +21,6 @@ if command -v apt-get >/dev/null 2>&1; then
     if [ "$run" != no ]; then
         echo "installing Debian packages:$missing" >&2
         $run apt-get update -qq >&2 || true
-        # postgresql-common would create and start a cluster that nobody asked for
         if $run env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >&2; then
             exit 0
         fi

@@ -1,0 +1,80 @@
+"""The camera that frames every visible object, where the job asks for camera ``auto``."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from .faults import BadInput
+
+# from the front right and a little above, as a product is photographed
+_DIRECTION = (0.62, -1.0, 0.45)
+_MARGIN = 1.12
+
+
+def add_auto_camera(bpy: Any, scene: Any, view_layer: Any, frames: list[int]) -> Any:
+    """A new camera that sees every visible object at each of ``frames``; it becomes the scene's camera.
+
+    Raises :class:`BadInput` when nothing visible has an extent.
+    """
+    from mathutils import Vector
+
+    points: list[Any] = []
+    before = scene.frame_current
+    for frame in frames:
+        scene.frame_set(frame)
+        points.extend(_corners(bpy, view_layer))
+    scene.frame_set(before)
+    if not points:
+        raise BadInput(
+            "camera 'auto' finds no visible object to look at; name a camera or make objects visible"
+        )
+    camera = bpy.data.cameras.new("stillframe auto")
+    holder = bpy.data.objects.new("stillframe auto", camera)
+    scene.collection.objects.link(holder)
+    holder.rotation_euler = (-Vector(_DIRECTION)).to_track_quat("-Z", "Y").to_euler()
+    scene.camera = holder
+    view_layer.update()
+    depsgraph = view_layer.depsgraph
+    depsgraph.update()
+    flat = [value for point in points for value in point]
+    location, _ = holder.camera_fit_coords(depsgraph, flat)
+    middle = sum(points, Vector()) / len(points)
+    backwards = holder.rotation_euler.to_matrix() @ Vector((0.0, 0.0, 1.0))
+    holder.location = location + backwards * (_MARGIN - 1) * (location - middle).length
+    size = max((point - middle).length for point in points)
+    distance = (holder.location - middle).length
+    camera.clip_start = max(distance - size * 1.5, distance * 1e-3, 1e-4)
+    camera.clip_end = distance + size * 4
+    if not math.isfinite(distance) or distance == 0:
+        raise BadInput("camera 'auto' finds only one point to look at; name a camera")
+    return holder
+
+
+def _corners(bpy: Any, view_layer: Any) -> list[Any]:
+    from mathutils import Vector
+
+    corners: list[Any] = []
+    depsgraph = view_layer.depsgraph
+    depsgraph.update()
+    for instance in depsgraph.object_instances:
+        item = instance.object
+        if item.type not in {
+            "MESH",
+            "CURVE",
+            "CURVES",
+            "SURFACE",
+            "META",
+            "FONT",
+            "VOLUME",
+            "POINTCLOUD",
+            "GPENCIL",
+        }:
+            continue
+        if item.original.hide_render or not instance.show_self:
+            continue
+        box = [Vector(corner) for corner in item.bound_box]
+        if (box[6] - box[0]).length == 0:
+            continue
+        corners.extend(instance.matrix_world @ corner for corner in box)
+    return corners

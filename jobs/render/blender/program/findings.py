@@ -1,0 +1,270 @@
+"""Preflight: what an opened file holds, needs and lacks. Nothing in the file is run."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+_DRIVE = re.compile(r"^[A-Za-z]:[\\/]")
+_MESH_BYTES_PER_VERTEX = 120
+
+
+def inspect(bpy: Any, root: str) -> dict[str, Any]:
+    """Everything the preflight reports about the open file.
+
+    ``root`` is the folder of the job's assets; a file that is used but lies outside it counts as escaped.
+    Findings are dictionaries ``{"code", "severity", "message", ...}`` with severity ``error`` (fails the
+    job unless ``allow_missing``), ``warning`` or ``note``.
+    """
+    data = bpy.data
+    findings = [*_files(bpy, root), *_missing_datablocks(data), *_scripts(bpy), *_unbaked(data)]
+    return {
+        "blender": bpy.app.version_string,
+        "file_version": ".".join(str(part) for part in data.version),
+        "scenes": [_scene(scene) for scene in data.scenes],
+        "active_scene": bpy.context.scene.name,
+        "estimated_memory": _memory(data, bpy.context.scene),
+        "counts": {
+            "objects": len(data.objects),
+            "meshes": len(data.meshes),
+            "materials": len(data.materials),
+            "images": sum(image.source != "VIEWER" for image in data.images),
+            "libraries": len(data.libraries),
+        },
+        "findings": findings,
+    }
+
+
+def _scene(scene: Any) -> dict[str, Any]:
+    render = scene.render
+    cycles = getattr(scene, "cycles", None)
+    return {
+        "name": scene.name,
+        "engine": render.engine,
+        "camera": scene.camera.name if scene.camera else None,
+        "cameras": sorted(item.name for item in scene.objects if item.type == "CAMERA"),
+        "lights": sum(item.type == "LIGHT" for item in scene.objects),
+        "has_world_light": _world_shines(scene),
+        "view_layers": [layer.name for layer in scene.view_layers],
+        "frame_start": scene.frame_start,
+        "frame_end": scene.frame_end,
+        "frame_step": scene.frame_step,
+        "fps": render.fps / render.fps_base,
+        "resolution": [render.resolution_x, render.resolution_y],
+        "resolution_percentage": render.resolution_percentage,
+        "samples": cycles.samples if cycles and render.engine == "CYCLES" else scene.eevee.taa_render_samples,
+        "motion_blur": render.use_motion_blur,
+        "view_transform": scene.view_settings.view_transform,
+        "compositor": bool(scene.use_nodes and render.use_compositing),
+        "sequencer": bool(
+            render.use_sequencer and scene.sequence_editor and scene.sequence_editor.strips_all
+        ),
+    }
+
+
+def _world_shines(scene: Any) -> bool:
+    world = scene.world
+    if world is None:
+        return False
+    if not world.use_nodes or world.node_tree is None:
+        return any(channel > 0 for channel in world.color)
+    for node in world.node_tree.nodes:
+        if node.type == "BACKGROUND":
+            strength, color = node.inputs["Strength"], node.inputs["Color"]
+            if strength.is_linked or color.is_linked:
+                return True
+            if strength.default_value > 0 and any(channel > 0 for channel in color.default_value[:3]):
+                return True
+    return False
+
+
+def _finding(code: str, severity: str, message: str, **more: Any) -> dict[str, Any]:
+    return {"code": code, "severity": severity, "message": message, **more}
+
+
+def external_files(bpy: Any) -> Iterator[tuple[str, str, str, Any]]:
+    """Each file that the open file uses: (what it is, data-block name, path as written, data-block)."""
+    data = bpy.data
+    for library in data.libraries:
+        if getattr(library, "packed_file", None) is None:
+            yield "library", library.name, library.filepath, library
+    for image in data.images:
+        if (
+            image.source in {"FILE", "SEQUENCE", "MOVIE", "TILED"}
+            and image.packed_file is None
+            and image.filepath
+        ):
+            yield "image", image.name, image.filepath, image
+    for name in ("movieclips", "sounds", "fonts", "cache_files", "volumes"):
+        for block in getattr(data, name):
+            path = block.filepath
+            if path and path != "<builtin>" and getattr(block, "packed_file", None) is None:
+                yield name.rstrip("s").replace("_", " "), block.name, path, block
+
+
+def _files(bpy: Any, root: str) -> Iterator[dict[str, Any]]:
+    inside = os.path.realpath(root)
+    for what, name, written, block in external_files(bpy):
+        users = getattr(block, "users", 1)
+        library = getattr(block, "library", None)
+        about = {"what": what, "name": name, "path": written, "users": users}
+        if what != "library" and users == 0:
+            continue
+        if _DRIVE.match(written) or written.startswith("\\\\"):
+            yield _finding(
+                "foreign_path", "error", f"{what} {name!r} has a path of another system: {written!r}", **about
+            )
+            continue
+        absolute = os.path.realpath(bpy.path.abspath(written, library=library).replace("\\", "/"))
+        relative = written.startswith("//")
+        if not relative:
+            yield _finding(
+                "absolute_path", "warning", f"{what} {name!r} has an absolute path: {written!r}", **about
+            )
+        if os.path.commonpath([inside, absolute]) != inside:
+            yield _finding(
+                "outside_assets",
+                "error",
+                f"{what} {name!r} lies outside the job's files: {written!r}",
+                **about,
+            )
+            continue
+        if not _exists(what, block, absolute):
+            yield _finding("missing_file", "error", f"{what} {name!r} is missing: {written!r}", **about)
+
+
+def _exists(what: str, block: Any, path: str) -> bool:
+    if what == "image" and block.source == "TILED":
+        return all(
+            _there(path.replace("<UDIM>", str(tile.number)).replace("<UVTILE>", f"u{tile.number}_v1"))
+            for tile in block.tiles
+        )
+    return _there(path)
+
+
+def _there(path: str) -> bool:
+    return Path(path).exists()
+
+
+def _missing_datablocks(data: Any) -> Iterator[dict[str, Any]]:
+    for collection in (
+        data.objects,
+        data.collections,
+        data.meshes,
+        data.materials,
+        data.node_groups,
+        data.worlds,
+    ):
+        for block in collection:
+            if block.is_missing:
+                source = block.library.filepath if block.library else "?"
+                yield _finding(
+                    "missing_datablock",
+                    "error",
+                    f"linked {block.bl_rna.identifier} {block.name!r} is not in {source!r}",
+                    name=block.name,
+                    path=source,
+                )
+
+
+def _scripts(bpy: Any) -> Iterator[dict[str, Any]]:
+    data = bpy.data
+    for text in data.texts:
+        if text.use_module:
+            yield _finding(
+                "script",
+                "warning",
+                f"text {text.name!r} is set to run at load; it will not run",
+                name=text.name,
+            )
+    for block, driver_path in _scripted_drivers(data):
+        yield _finding(
+            "driver",
+            "warning",
+            f"driver on {block.name!r} {driver_path} is a Python expression; it will not run",
+            name=block.name,
+            path=driver_path,
+        )
+    for tree in [*data.node_groups, *(m.node_tree for m in data.materials if m.node_tree)]:
+        for node in tree.nodes:
+            if node.type == "SCRIPT":
+                yield _finding(
+                    "osl",
+                    "warning",
+                    f"script node {node.name!r} in {tree.name!r} will not run",
+                    name=node.name,
+                )
+
+
+def _scripted_drivers(data: Any) -> Iterator[tuple[Any, str]]:
+    names = (
+        "objects", "meshes", "materials", "lights", "cameras", "armatures", "worlds", "scenes", "node_groups",
+        "shape_keys", "curves", "textures",
+    )  # fmt: skip
+    for name in names:
+        for block in getattr(data, name):
+            trees = [block]
+            if getattr(block, "node_tree", None) is not None:
+                trees.append(block.node_tree)
+            for owner in trees:
+                animation = owner.animation_data
+                for curve in animation.drivers if animation else ():
+                    if curve.driver.type == "SCRIPTED" and not curve.driver.is_simple_expression:
+                        yield owner, curve.data_path
+
+
+def _unbaked(data: Any) -> Iterator[dict[str, Any]]:
+    for item in data.objects:
+        for modifier in item.modifiers:
+            cache = getattr(modifier, "point_cache", None)
+            if modifier.type in {"CLOTH", "SOFT_BODY"} and cache is not None and not cache.is_baked:
+                yield _not_baked(modifier.type.lower().replace("_", " "), item.name)
+            if modifier.type == "FLUID" and modifier.fluid_type == "DOMAIN":
+                domain = modifier.domain_settings
+                baked = domain.has_cache_baked_data or domain.has_cache_baked_any
+                if not baked:
+                    yield _not_baked("fluid", item.name)
+            if modifier.type == "DYNAMIC_PAINT" and modifier.canvas_settings is not None:
+                for surface in modifier.canvas_settings.canvas_surfaces:
+                    if surface.surface_type != "PAINT" and not surface.point_cache.is_baked:
+                        yield _not_baked("dynamic paint", item.name)
+            if modifier.type == "NODES" and modifier.node_group is not None:
+                simulates = any(
+                    node.bl_idname == "GeometryNodeSimulationOutput" for node in modifier.node_group.nodes
+                )
+                if simulates and not any(_there(b.directory) for b in modifier.bakes if b.directory):
+                    yield _not_baked("simulation nodes", item.name)
+        for system in item.particle_systems:
+            moving = system.settings.physics_type != "NO" and system.settings.type != "HAIR"
+            if moving and not system.point_cache.is_baked:
+                yield _not_baked("particles", item.name)
+    for scene in data.scenes:
+        world = scene.rigidbody_world
+        if world is not None and world.enabled and world.collection and not world.point_cache.is_baked:
+            yield _not_baked("rigid bodies", scene.name)
+
+
+def _not_baked(what: str, name: str) -> dict[str, Any]:
+    return _finding(
+        "not_baked",
+        "warning",
+        f"{what} of {name!r} is not baked: frames that are rendered apart will not agree; bake it and save",
+        name=name,
+    )
+
+
+def _memory(data: Any, scene: Any) -> int:
+    """Rough bytes that a render needs: meshes with their acceleration structure, textures, frame buffers."""
+    total = 0
+    for mesh in data.meshes:
+        total += len(mesh.vertices) * _MESH_BYTES_PER_VERTEX + len(mesh.loops) * 32 + len(mesh.polygons) * 96
+    for image in data.images:
+        if image.source != "VIEWER":
+            total += image.size[0] * image.size[1] * max(image.channels, 4) * (4 if image.is_float else 1)
+    render = scene.render
+    pixels = render.resolution_x * render.resolution_y * (render.resolution_percentage / 100) ** 2
+    passes = 4
+    return int(total + pixels * 16 * passes + 150_000_000)
