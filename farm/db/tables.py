@@ -146,6 +146,8 @@ job_dependencies = sa.Table(
     metadata,
     sa.Column("job_id", Id, sa.ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True),
     sa.Column("after_job_id", Id, sa.ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True, index=True),
+    # it was done once: a later retake of it neither blocks nor releases again
+    sa.Column("satisfied", sa.Boolean, nullable=False, server_default=sa.false()),
 )
 
 job_assets = sa.Table(
@@ -205,8 +207,11 @@ step_dependencies = sa.Table(
     metadata,
     sa.Column("step_id", Id, sa.ForeignKey("steps.id", ondelete="CASCADE"), primary_key=True),
     sa.Column("on_step_id", Id, sa.ForeignKey("steps.id", ondelete="CASCADE"), primary_key=True, index=True),
-    # whole: counted in steps.waiting_on; frames: rows in task_dependencies
+    # whole: counted in steps.waiting_on; frames: rows in task_dependencies (and counted in steps.waiting_on
+    # while the other step is still deferred, so has no tasks to depend on)
     sa.Column("mode", sa.String(8), nullable=False),
+    # no longer counted in steps.waiting_on; a retake of the other step does not count again
+    sa.Column("satisfied", sa.Boolean, nullable=False, server_default=sa.false()),
 )
 
 tasks = sa.Table(
@@ -289,11 +294,11 @@ attempts = sa.Table(
 frames = sa.Table(
     "frames",
     metadata,
-    sa.Column("step_id", Id, sa.ForeignKey("steps.id", ondelete="CASCADE"), primary_key=True),
-    sa.Column("take", sa.Integer, primary_key=True),
-    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("step_id", Id, sa.ForeignKey("steps.id", ondelete="CASCADE"), nullable=False),
+    sa.Column("take", sa.Integer, nullable=False),
+    sa.Column("number", sa.Integer, nullable=False),
     sa.Column("job_id", Id, nullable=False),
-    sa.Column("task_id", Id, nullable=False),
+    sa.Column("task_id", Id, nullable=False, index=True),
     sa.Column("attempt_id", Id),
     # pending, published
     sa.Column("state", sa.String(10), nullable=False),
@@ -304,15 +309,17 @@ frames = sa.Table(
     _time("published_at"),
     sa.Column("peak_vram", Big),
     sa.Column("quality", Json),
+    # in this order, so that the takes of a frame stand together and a page of frames is one range
+    sa.PrimaryKeyConstraint("step_id", "number", "take"),
 )
 
 frame_files = sa.Table(
     "frame_files",
     metadata,
-    sa.Column("step_id", Id, primary_key=True),
-    sa.Column("take", sa.Integer, primary_key=True),
-    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("output", Name, primary_key=True),
+    sa.Column("step_id", Id, nullable=False),
+    sa.Column("take", sa.Integer, nullable=False),
+    sa.Column("number", sa.Integer, nullable=False),
+    sa.Column("output", Name, nullable=False),
     sa.Column("sha256", Sha, sa.ForeignKey("contents.sha256"), nullable=False, index=True),
     sa.Column("bytes", Big, nullable=False),
     sa.Column("width", sa.Integer, nullable=False),
@@ -322,11 +329,12 @@ frame_files = sa.Table(
     sa.Column("color_space", sa.String(40), nullable=False),
     sa.Column("format", sa.String(12), nullable=False),
     sa.ForeignKeyConstraint(
-        ["step_id", "take", "number"],
-        ["frames.step_id", "frames.take", "frames.number"],
+        ["step_id", "number", "take"],
+        ["frames.step_id", "frames.number", "frames.take"],
         ondelete="CASCADE",
         name="fk_frame_files_frames",
     ),
+    sa.PrimaryKeyConstraint("step_id", "number", "take", "output"),
 )
 
 artifacts = sa.Table(
@@ -423,6 +431,7 @@ buffers = sa.Table(
         sqlite_where=sa.text("state <> 'released'"),
     ),
     sa.Index("ix_buffers_attempt", "attempt_id"),
+    sa.Index("ix_buffers_task", "task_id"),
 )
 
 byte_budgets = sa.Table(
@@ -452,6 +461,8 @@ events = sa.Table(
     sa.Column("slot_id", Id),
     sa.Column("node_id", Id),
     sa.Column("data", Json, nullable=False),
+    # the order in which readers may rely on it: see farm/events.py
+    sa.Index("ix_events_order", "xid", "id"),
 )
 
 leaders = sa.Table(
