@@ -34,14 +34,10 @@ def add_auto_camera(bpy: Any, scene: Any, view_layer: Any, frames: list[int]) ->
     scene.collection.objects.link(holder)
     holder.rotation_euler = (-Vector(_DIRECTION)).to_track_quat("-Z", "Y").to_euler()
     scene.camera = holder
-    view_layer.update()
-    depsgraph = view_layer.depsgraph
-    depsgraph.update()
-    flat = [value for point in points for value in point]
-    location, _ = holder.camera_fit_coords(depsgraph, flat)
+    turn = holder.rotation_euler.to_matrix()
+    seen = [turn.transposed() @ point for point in points]
+    holder.location = turn @ Vector(fit([tuple(point) for point in seen], *_half_tangents(scene, camera)))
     middle = sum(points, Vector()) / len(points)
-    backwards = holder.rotation_euler.to_matrix() @ Vector((0.0, 0.0, 1.0))
-    holder.location = location + backwards * (_MARGIN - 1) * (location - middle).length
     size = max((point - middle).length for point in points)
     distance = (holder.location - middle).length
     camera.clip_start = max(distance - size * 1.5, distance * 1e-3, 1e-4)
@@ -49,6 +45,28 @@ def add_auto_camera(bpy: Any, scene: Any, view_layer: Any, frames: list[int]) ->
     if not math.isfinite(distance) or distance == 0:
         raise BadInput("camera 'auto' finds only one point to look at; name a camera")
     return holder
+
+
+def fit(points: list[tuple[float, float, float]], tan_x: float, tan_y: float) -> tuple[float, float, float]:
+    """The nearest camera position that sees all ``points``; everything in the camera's own axes.
+
+    The camera looks along -z. A point is inside the frustum where ``|x - cx| <= (cz - z) * tan_x``: the two
+    planes of an axis give the centre, their sum the distance, and the axis that needs more distance wins.
+    """
+    right = max(x + z * tan_x for x, _, z in points)
+    left = max(-x + z * tan_x for x, _, z in points)
+    top = max(y + z * tan_y for _, y, z in points)
+    bottom = max(-y + z * tan_y for _, y, z in points)
+    depth = max((right + left) / (2 * tan_x), (top + bottom) / (2 * tan_y))
+    return (right - left) / 2, (top - bottom) / 2, depth
+
+
+def _half_tangents(scene: Any, camera: Any) -> tuple[float, float]:
+    render = scene.render
+    width = render.resolution_x * render.pixel_aspect_x
+    height = render.resolution_y * render.pixel_aspect_y
+    wide = camera.sensor_width / 2 / camera.lens / _MARGIN
+    return (wide, wide * height / width) if width >= height else (wide * width / height, wide)
 
 
 def _corners(bpy: Any, view_layer: Any) -> list[Any]:
