@@ -16,9 +16,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from gpu_pinning.cpulist import IdList
 from gpu_pinning.errors import TopologyError
 
-SCHEMA = 1
 CONTROLLERS = ("cpuset", "cpu", "memory", "io", "pids", "devices", "freeze", "kill")
 """What a fence asks of cgroups. ``io`` is called blkio and ``freeze`` freezer in v1; ``kill`` is v2 only."""
+
+
+DeviceFenceMethod = Literal["devices-v1", "devices-bpf", "mount-namespace", "user-namespace", "none"]
 
 
 class Part(BaseModel):
@@ -181,7 +183,7 @@ class KernelFlags(Part):
 class Topology(Part):
     """One machine."""
 
-    version: Literal[1] = SCHEMA
+    version: Literal[1] = 1
     arch: str
     hypervisor: str | None
     """``none`` on bare metal, else its name; None where nothing says: then nothing is promised."""
@@ -203,6 +205,8 @@ class Topology(Part):
     interrupts: tuple[Interrupt, ...] = ()
     governors: tuple[Governor, ...] = ()
     cgroups: tuple[CgroupRight, ...] = ()
+    device_fence: DeviceFenceMethod = "none"
+    """How device nodes can be kept from a slot here."""
 
     @cached_property
     def core_of(self) -> dict[int, Core]:

@@ -1,0 +1,1 @@
+"""Who sits where on a machine, and proof that they stay there."""
