@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from farm.client import assets, downloads, events
 from farm.client.credentials import Credentials, find_credentials
+from farm.client.fleet_models import Budget, Buffer, Key, Node, Pool, Project, Slot
 from farm.client.models import Answer, Artifact, Attempt, Event, Frame, Job, Page, Reason, Step, Task
 from farm.client.transport import Transport
 
@@ -92,7 +93,7 @@ class FarmClient:
         return self._list("/v1/jobs", Job, limit, filters)
 
     def job(self, job_id: str) -> Job:
-        """One job with its steps."""
+        """One job."""
         return Job.model_validate(self._get(f"/v1/jobs/{job_id}"))
 
     def steps(self, job_id: str) -> list[Step]:
@@ -129,7 +130,8 @@ class FarmClient:
     def why(self, subject: str) -> list[Reason]:
         """What a job or task waits for."""
         family = "tasks" if subject.startswith("task_") else "jobs"
-        return list(self._list(f"/v1/{family}/{subject}/why", Reason, None, {}))
+        answer = self._get(f"/v1/{family}/{subject}/why")
+        return [Reason.model_validate(item) for item in answer["reasons"]]
 
     # --- what a job is made of and what came out -------------------------------------------------------
 
@@ -145,6 +147,10 @@ class FarmClient:
     def frames(self, job_id: str, *, limit: int | None = None, **filters: Any) -> Iterator[Frame]:
         """Frames of a job by number; filters ``step, state, take, current``."""
         return self._list(f"/v1/jobs/{job_id}/frames", Frame, limit, filters)
+
+    def attempt(self, attempt_id: str) -> Attempt:
+        """One attempt."""
+        return Attempt.model_validate(self._get(f"/v1/attempts/{attempt_id}"))
 
     def artifacts(self, job_id: str) -> list[Artifact]:
         """Files that came out of a job besides frames: films, reports."""
@@ -181,26 +187,57 @@ class FarmClient:
 
     # --- the farm --------------------------------------------------------------------------------------
 
-    def rows(self, family: str, *, limit: int | None = None, **filters: Any) -> Iterator[Answer]:
-        """Rows of ``nodes, slots, pools, projects, users, keys, buffers`` or ``budgets``."""
-        return self._list(f"/v1/{family}", Answer, limit, filters)
+    def nodes(self) -> list[Node]:
+        """Every machine."""
+        return list(self._list("/v1/nodes", Node, None, {}))
 
-    def make_key(self, name: str, scopes: Sequence[str], **more: str | None) -> Answer:
-        """Make a key; its ``key`` is in this answer and never shown again."""
-        body = {"name": name, "scopes": list(scopes)} | {k: v for k, v in more.items() if v is not None}
-        return Answer.model_validate(self.transport.post("/v1/keys", json=body).json())
+    def slots(self, **filters: Any) -> list[Slot]:
+        """Slots; filter ``node``."""
+        return list(self._list("/v1/slots", Slot, None, filters))
+
+    def pools(self) -> list[Pool]:
+        """Every pool."""
+        return list(self._list("/v1/pools", Pool, None, {}))
+
+    def projects(self) -> list[Project]:
+        """Projects that this key may see."""
+        return list(self._list("/v1/projects", Project, None, {}))
+
+    def buffers(self, *, limit: int | None = None, **filters: Any) -> Iterator[Buffer]:
+        """Buffers; filters ``node, medium, state``."""
+        return self._list("/v1/buffers", Buffer, limit, filters)
+
+    def budgets(self) -> list[Budget]:
+        """Byte budgets of every node and medium."""
+        return list(self._list("/v1/budgets", Budget, None, {}))
+
+    def keys(self) -> list[Key]:
+        """Keys, without their secrets."""
+        return list(self._list("/v1/keys", Key, None, {}))
+
+    def make_key(
+        self, name: str, scopes: Sequence[str], *, user: str | None = None, project: str | None = None
+    ) -> Key:
+        """Make a key; its ``secret`` is in this answer and never shown again."""
+        body = {"name": name, "scopes": list(scopes), "user": user, "project": project}
+        body = {field: value for field, value in body.items() if value is not None}
+        return Key.model_validate(self.transport.post("/v1/keys", json=body).json())
 
     def revoke_key(self, key_id: str) -> None:
         """End a key at once."""
         self.transport.request("DELETE", f"/v1/keys/{key_id}")
 
+    def drain_node(self, node_id: str) -> None:
+        """Let a node finish what runs and take nothing new."""
+        self.transport.post(f"/v1/nodes/{node_id}/drain")
+
+    def resume_node(self, node_id: str) -> None:
+        """Let a drained node take work again."""
+        self.transport.post(f"/v1/nodes/{node_id}/resume")
+
     def collect_garbage(self, *, dry_run: bool) -> Answer:
         """Remove contents that nothing refers to; ``dry_run`` only counts them."""
         return Answer.model_validate(self.transport.post("/v1/gc", json={"dry_run": dry_run}).json())
-
-    def act_on(self, family: str, identifier: str, verb: str) -> Answer:
-        """A verb on a machine: ``drain`` or ``resume`` of a node."""
-        return Answer.model_validate(self.transport.post(f"/v1/{family}/{identifier}/{verb}").json())
 
     def events(
         self, *, job: str | None = None, last_id: int | None = None, stop: Callable[[], bool] = lambda: False
@@ -214,7 +251,7 @@ class FarmClient:
         return self.transport.request("GET", path).json()
 
     def _act(self, job_id: str, verb: str) -> Job:
-        return Job.model_validate(self.transport.post(f"/v1/jobs/{job_id}/{verb}").json())
+        return Job.model_validate(self.transport.post(f"/v1/jobs/{job_id}/{verb}").json()["job"])
 
     def _list(
         self, path: str, model: type[Item], limit: int | None, filters: Mapping[str, Any]

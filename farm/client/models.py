@@ -6,7 +6,7 @@ Fields that a newer farm adds are kept (``extra="allow"``), so that an older cli
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -25,43 +25,93 @@ class Answer(BaseModel):
         return self.model_dump(mode="json")
 
 
-class Named(Answer):
-    """A reference to a project or a user."""
+class Counts(BaseModel):
+    """How many tasks are in each state."""
 
-    id: str
-    name: str = ""
+    model_config = ConfigDict(extra="allow")
+
+    blocked: int = 0
+    ready: int = 0
+    dispatched: int = 0
+    running: int = 0
+    done: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    unreachable: int = 0
+
+    @property
+    def total(self) -> int:
+        """All tasks."""
+        return self.open + self.done + self.failed + self.cancelled + self.unreachable
+
+    @property
+    def open(self) -> int:
+        """Tasks that have not ended."""
+        return self.blocked + self.ready + self.active
+
+    @property
+    def active(self) -> int:
+        """Tasks that a slot has."""
+        return self.dispatched + self.running
 
 
-class Step(Answer):
-    """One stage of a job. ``tasks`` counts its tasks by state."""
+class Work(Answer):
+    """What a job and a step have in common: tasks and frames, some of them done."""
 
     id: str
     name: str
-    engine: str = ""
-    pool: str = ""
     state: str
-    tasks: dict[str, int] = Field(default_factory=dict)
-    tasks_total: int = 0
+    tasks: Counts = Field(default_factory=Counts)
     frames_total: int = 0
     frames_done: int = 0
-    progress: float = 0.0
-    eta_s: float | None = None
-    take: int = 1
-    outputs: list[dict[str, Any]] = Field(default_factory=list)
     started_at: datetime | None = None
     finished_at: datetime | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more happens to it by itself."""
+        return self.state in ENDED_STATES
+
+    @property
+    def progress(self) -> float:
+        """How much is done, 0 to 1: frames and tasks counted alike, so that a chunk of frames moves it."""
+        if self.state == "done":
+            return 1.0
+        total = self.frames_total + self.tasks.total
+        return min((self.frames_done + self.tasks.done) / total, 1.0) if total else 0.0
+
+    def eta_s(self, now: datetime | None = None) -> float | None:
+        """Seconds left if it goes on as fast as it did since its start; ``None`` before it can be said."""
+        if self.ended or self.started_at is None or not 0.02 <= self.progress < 1:
+            return None
+        elapsed = ((now or datetime.now(UTC)) - self.started_at).total_seconds()
+        return max(elapsed, 0.0) * (1 - self.progress) / self.progress
+
+
+class Step(Work):
+    """One stage of a job."""
+
+    engine: str = ""
+    pool: str = ""
+    position: int = 0
+    take: int = 1
+    deferred: bool = False
+    outputs: list[dict[str, Any]] = Field(default_factory=list)
     mean_task_s: float | None = None
 
+    def eta_s(self, now: datetime | None = None) -> float | None:
+        """Seconds left: the mean of measured task times, over the tasks left and the slots at work."""
+        if not self.ended and self.mean_task_s and self.tasks.active:
+            return self.mean_task_s * max(self.tasks.open / self.tasks.active, 0.5)
+        return Work.eta_s(self, now)
 
-class Job(Answer):
-    """A job; ``steps`` is filled when one job is read, not in lists. ``progress`` runs from 0 to 1."""
 
-    id: str
-    name: str
+class Job(Work):
+    """A job; :meth:`farm.client.FarmClient.steps` gives its steps."""
+
     kind: str
-    state: str
-    project: Named | None = None
-    user: Named | None = None
+    project: str = ""
+    user: str = ""
     priority: int = 50
     labels: dict[str, Any] = Field(default_factory=dict)
     paused: bool = False
@@ -69,21 +119,6 @@ class Job(Answer):
     error: str | None = None
     version: int = 1
     created_at: datetime
-    started_at: datetime | None = None
-    finished_at: datetime | None = None
-    tasks: dict[str, int] = Field(default_factory=dict)
-    tasks_total: int = 0
-    tasks_done: int = 0
-    frames_total: int = 0
-    frames_done: int = 0
-    progress: float = 0.0
-    eta_s: float | None = None
-    steps: list[Step] = Field(default_factory=list)
-
-    @property
-    def ended(self) -> bool:
-        """Whether nothing more happens to this job by itself."""
-        return self.state in ENDED_STATES
 
 
 class Task(Answer):
@@ -91,7 +126,6 @@ class Task(Answer):
 
     id: str
     step_id: str = ""
-    step: str = ""
     position: int = 0
     take: int = 1
     state: str
@@ -116,7 +150,6 @@ class Frame(Answer):
     """One output image of a step at one number and take."""
 
     step_id: str
-    step: str = ""
     take: int = 1
     number: int
     state: str
@@ -153,7 +186,7 @@ class Artifact(Answer):
     bytes: int
     media_type: str = "application/octet-stream"
     meta: dict[str, Any] = Field(default_factory=dict)
-    step: str = ""
+    step_id: str = ""
     url: str | None = None
 
 

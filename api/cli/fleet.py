@@ -1,0 +1,205 @@
+"""``farm nodes``, ``slots``, ``pools``, ``projects`` and ``buffers``: the farm itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from api.cli import terminal
+from api.cli.terminal import Json, print_json, state, table
+from api.cli.text import ago, duration, percent, size
+from farm.client import FarmClient
+from farm.client.models import Answer
+from farm.errors import NotFound
+
+app = typer.Typer()
+NodeOption = Annotated[str | None, typer.Option("--node", help="Only this node (id).")]
+
+
+def _json(rows: Iterable[Answer]) -> None:
+    print_json([row.to_json() for row in rows])
+
+
+def device_text(device: dict[str, Any]) -> str:
+    """A slot's device in a few words: ``cpu, 2 threads`` or the GPU's name and the start of its UUID."""
+    kind = str(device.get("kind", "?"))
+    if kind == "cpu":
+        threads = device.get("threads")
+        return f"cpu, {threads} threads" if threads else "cpu"
+    return f"{device.get('name') or kind} {str(device.get('uuid') or '')[:12]}".strip()
+
+
+@app.command()
+def nodes(
+    drain: Annotated[
+        str | None, typer.Option(metavar="NODE", help="Let this node finish and take no more.")
+    ] = None,
+    resume: Annotated[
+        str | None, typer.Option(metavar="NODE", help="Let a drained node take work again.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """List machines and how many of their slots are in each state."""
+    with FarmClient.connect() as farm:
+        for wanted, act in ((drain, farm.drain_node), (resume, farm.resume_node)):
+            if wanted:
+                match = [node for node in farm.nodes() if wanted in (node.id, node.name)]
+                if not match:
+                    raise NotFound(f"there is no node {wanted!r}; `farm nodes` lists them")
+                act(match[0].id)
+        found = farm.nodes()
+    if json:
+        _json(found)
+        return
+    table(
+        ("NODE", "NAME", "STATE", "SLOTS", "SEEN", "STARTED"),
+        (
+            (
+                node.id,
+                node.name,
+                state(node.state),
+                ", ".join(f"{count} {name}" for name, count in node.slots.items() if count),
+                ago(node.seen_at),
+                ago(node.started_at),
+            )
+            for node in found
+        ),
+        empty="no nodes: start one with `farm node`, or everything on one machine with `farm up`",
+    )
+
+
+@app.command()
+def slots(node: NodeOption = None, json: Json = False) -> None:
+    """List slots: device, pools in order, and what each is doing."""
+    with FarmClient.connect() as farm:
+        found = farm.slots(node=node)
+    if json:
+        _json(found)
+        return
+    table(
+        ("SLOT", "NODE", "NAME", "STATE", "DEVICE", "POOLS", "TASK", ">RESTARTS", "NOTE"),
+        (
+            (
+                slot.id,
+                slot.node,
+                slot.name,
+                state(slot.state),
+                device_text(slot.device),
+                " ".join(slot.pools),
+                slot.task_ids[0] if slot.task_ids else "",
+                slot.restarts or "",
+                slot.hold_reason or "",
+            )
+            for slot in found
+        ),
+        empty="no slots: `farm node` on a machine brings some",
+    )
+
+
+@app.command()
+def pools(json: Json = False) -> None:
+    """List pools: slots, waiting and busy tasks, caps."""
+    with FarmClient.connect() as farm:
+        found = farm.pools()
+    if json:
+        _json(found)
+        return
+    table(
+        ("POOL", ">SLOTS", ">BUSY", ">READY", ">CAP", "STATE"),
+        (
+            (
+                pool.name,
+                pool.slots,
+                pool.busy,
+                pool.ready,
+                "none" if pool.max_slots is None else pool.max_slots,
+                state("paused") if pool.paused else "open",
+            )
+            for pool in found
+        ),
+        empty="no pools yet: they come with the first node or job",
+    )
+
+
+@app.command()
+def projects(json: Json = False) -> None:
+    """List projects: share, caps and what they have used."""
+    with FarmClient.connect() as farm:
+        found = farm.projects()
+    if json:
+        _json(found)
+        return
+    table(
+        ("PROJECT", "NAME", ">SHARE", ">CAP", ">QUOTA", ">SLOT TIME", ">GPU TIME"),
+        (
+            (
+                project.id,
+                project.name,
+                f"{project.share:g}",
+                "none" if project.max_slots is None else project.max_slots,
+                "none" if project.quota_slot_s is None else duration(project.quota_slot_s),
+                duration(project.used_slot_s),
+                duration(project.used_gpu_s),
+            )
+            for project in found
+        ),
+        empty="no projects",
+    )
+
+
+@app.command()
+def buffers(
+    node: NodeOption = None,
+    medium: Annotated[str | None, typer.Option(help="vram, pinned, shm, spool or store.")] = None,
+    state_is: Annotated[
+        str | None, typer.Option("--state", "-s", help="reserved, filled, draining, released or orphaned.")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1)] = 50,
+    json: Json = False,
+) -> None:
+    """List buffers, and how full each byte budget is."""
+    with FarmClient.connect() as farm:
+        budgets = [
+            budget
+            for budget in farm.budgets()
+            if node in (None, budget.node_id) and medium in (None, budget.medium)
+        ]
+        found = list(farm.buffers(limit=limit, node=node, medium=medium, state=state_is))
+    if json:
+        print_json(
+            {"budgets": [row.to_json() for row in budgets], "buffers": [row.to_json() for row in found]}
+        )
+        return
+    table(
+        ("NODE", "MEDIUM", ">RESERVED", ">BUDGET", ">USED"),
+        (
+            (
+                budget.node_id,
+                budget.medium,
+                size(budget.reserved_bytes),
+                size(budget.budget_bytes),
+                percent(budget.reserved_bytes / budget.budget_bytes) if budget.budget_bytes else "",
+            )
+            for budget in budgets
+        ),
+        empty="no budgets yet: a node sets them when it starts",
+    )
+    terminal.out().print()
+    rows: Iterable[Sequence[Any]] = (
+        (
+            buffer.id,
+            buffer.medium,
+            buffer.purpose,
+            size(buffer.bytes),
+            state(buffer.state),
+            buffer.task_id or "",
+            ago(buffer.created_at),
+            buffer.note or "",
+        )
+        for buffer in found
+    )
+    table(
+        ("BUFFER", "MEDIUM", "PURPOSE", ">BYTES", "STATE", "TASK", "SINCE", "NOTE"), rows, empty="no buffers"
+    )

@@ -1,0 +1,184 @@
+"""Following a job to its end: progress bars in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TaskID, TextColumn
+from rich.progress import Task as BarTask
+from rich.text import Text
+
+from api.cli import terminal
+from api.cli.text import duration, percent
+from farm.client import FarmClient
+from farm.client.models import Job, Step
+from farm.errors import Unavailable
+
+POLL_S = 0.5
+LINE_EVERY_S = 10.0
+LINE_STEP = 0.10
+GIVE_UP_S = 120.0
+
+
+@dataclass(slots=True)
+class EtaEstimate:
+    """Seconds left of a piece of work: the farm's own figure, else from the progress seen here.
+
+    The own estimate needs two looks with progress between them and uses the mean speed since the first.
+    """
+
+    first: tuple[float, float] | None = None
+    last: tuple[float, float] | None = None
+
+    def see(self, progress: float, now: float) -> None:
+        """Note that ``progress`` (0 to 1) was reached at ``now`` (seconds, monotonic)."""
+        if self.first is None or progress < self.first[1]:
+            self.first = (now, progress)
+        self.last = (now, progress)
+
+    def left(self, said: float | None) -> float | None:
+        """Seconds left; ``said`` is the farm's figure."""
+        if said is not None:
+            return said
+        if self.first is None or self.last is None:
+            return None
+        elapsed, gained = self.last[0] - self.first[0], self.last[1] - self.first[1]
+        return elapsed * (1 - self.last[1]) / gained if gained > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A job and its steps at one moment."""
+
+    job: Job
+    steps: list[Step]
+
+    def to_json(self) -> dict[str, object]:
+        """The job with its steps under ``steps``."""
+        return self.job.to_json() | {"steps": [step.to_json() for step in self.steps]}
+
+
+def looks(
+    farm: FarmClient,
+    job_id: str,
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[Look]:
+    """The job again and again until it has ended; rides out a farm that is away for a while."""
+    away: float | None = None
+    while True:
+        try:
+            look = Look(farm.job(job_id), farm.steps(job_id))
+            away = None
+        except Unavailable:
+            away = clock() if away is None else away
+            if clock() - away > GIVE_UP_S:
+                raise
+            sleep(POLL_S)
+            continue
+        yield look
+        if look.job.ended:
+            return
+        sleep(POLL_S)
+
+
+def follow_job(farm: FarmClient, job_id: str, *, json: bool = False) -> Job:
+    """Show a job until it ends; returns it as it ended. Progress goes to stderr, JSON lines to stdout."""
+    if json:
+        return _as_json(farm, job_id)
+    if terminal.interactive():
+        return _as_bars(farm, job_id, terminal.err())
+    return _as_lines(farm, job_id)
+
+
+def _as_json(farm: FarmClient, job_id: str) -> Job:
+    shown: dict[str, object] | None = None
+    for look in looks(farm, job_id):
+        if look.to_json() != shown:
+            shown = look.to_json()
+            terminal.print_json_line(shown)
+    return look.job
+
+
+class _Eta(ProgressColumn):
+    def render(self, task: BarTask) -> Text:
+        left = task.fields.get("eta")
+        if task.finished or left is None:
+            return Text("")
+        return Text(f"eta {duration(left)}", style="cyan")
+
+
+def _as_bars(farm: FarmClient, job_id: str, console: Console) -> Job:
+    columns = (
+        SpinnerColumn(finished_text="[green]✓"),
+        TextColumn("{task.fields[label]}"),
+        BarColumn(bar_width=36, complete_style="cyan", finished_style="green"),
+        TextColumn("{task.fields[amount]}"),
+        _Eta(),
+    )
+    bars: dict[str, TaskID] = {}
+    etas: dict[str, EtaEstimate] = {}
+    with Progress(*columns, console=console, transient=False) as progress:
+        for look in looks(farm, job_id):
+            now = time.monotonic()
+            for step in look.steps:
+                eta = etas.setdefault(step.id, EtaEstimate())
+                eta.see(step.progress, now)
+                if step.id not in bars:
+                    bars[step.id] = progress.add_task(
+                        step.name, total=1.0, label=step.name, amount="", eta=None
+                    )
+                left = eta.left(step.eta_s()) if step.state == "running" else None
+                done = 1.0 if step.state == "done" else min(step.progress, 0.999)
+                progress.update(bars[step.id], completed=done, amount=_amount(step), eta=left)
+    return look.job
+
+
+def _amount(step: Step) -> str:
+    if step.frames_total:
+        text = f"{step.frames_done}/{step.frames_total} frames"
+    elif step.tasks.total > 1:
+        text = f"{step.tasks.done}/{step.tasks.total} tasks"
+    else:
+        text = percent(step.progress)
+    return f"{text}, {step.tasks.failed} failed" if step.tasks.failed else text
+
+
+@dataclass(slots=True)
+class LinePrinter:
+    """Chooses when a plain line is worth printing: a new state, ten per cent more, or ten seconds on."""
+
+    write: Callable[[str], None]
+    shown: dict[str, tuple[str, float, float]] = field(default_factory=dict)
+    etas: dict[str, EtaEstimate] = field(default_factory=dict)
+
+    def see(self, look: Look, now: float) -> None:
+        """Print the lines that this look at the job is worth."""
+        for step in look.steps:
+            eta = self.etas.setdefault(step.id, EtaEstimate())
+            eta.see(step.progress, now)
+            before = self.shown.get(step.id)
+            if step.state == "waiting" and before is None:
+                continue
+            news = before is None or before[0] != step.state
+            if before is not None and not news and step.state == "running":
+                moved = step.progress - before[1]
+                news = moved >= LINE_STEP or (now - before[2] >= LINE_EVERY_S)
+            if not news:
+                continue
+            self.shown[step.id] = (step.state, step.progress, now)
+            left = eta.left(step.eta_s()) if step.state == "running" else None
+            tail = f", eta {duration(left)}" if left is not None else ""
+            self.write(f"{look.job.name}: {step.name} {step.state}, {_amount(step)}{tail}")
+
+
+def _as_lines(farm: FarmClient, job_id: str) -> Job:
+    printer = LinePrinter(terminal.say)
+    for look in looks(farm, job_id):
+        printer.see(look, time.monotonic())
+    terminal.say(f"{look.job.name}: {look.job.state}")
+    return look.job
