@@ -1,0 +1,148 @@
+"""Which Blenders a node has, and how their child is started.
+
+A Blender is either a ``blender`` program that the administrator names (``FARM_BLENDER``, by comma, each with
+its version: ``4.5=/opt/blender-4.5/blender``), or the ``bpy`` wheel in an environment of its own made by
+``farm blender install``. The wheel wants Python 3.11 and numpy below 2, and hangs at exit beside torch,
+which is why it never shares an environment with the farm.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from farm.errors import DeviceUnavailable, InvalidInput, NotInstalled
+
+LTS = "4.5"
+BPY_REQUIREMENT = "bpy==4.5.*"
+START = Path(__file__).with_name("start.py")
+_VERSION = re.compile(r"^\d+\.\d+$")
+
+
+@dataclass(frozen=True, slots=True)
+class Blender:
+    """One Blender of this node: its ``major.minor`` version and the command that starts the child."""
+
+    version: str
+    command: tuple[str, ...]
+    folders: tuple[Path, ...]
+    """Folders that the child must be able to read."""
+
+
+def blender_home() -> Path:
+    """Where ``farm blender install`` puts its environments: ``FARM_BLENDER_HOME``, else beside the data."""
+    from farm.settings import settings
+
+    named = os.environ.get("FARM_BLENDER_HOME")
+    return Path(named) if named else settings().data / "blender"
+
+
+def installed(environment: Mapping[str, str] = os.environ, home: Path | None = None) -> dict[str, Blender]:
+    """Every Blender of this node by version. Programs that the administrator names win over the wheel.
+
+    Raises :class:`farm.errors.InvalidInput` when ``FARM_BLENDER`` cannot be read.
+    """
+    found: dict[str, Blender] = {}
+    folder = (home or blender_home()) / f"bpy-{LTS}"
+    python = folder / "bin" / "python"
+    if (folder / ".complete").exists():
+        base = Path(os.path.realpath(python)).parent.parent
+        found[LTS] = Blender(LTS, (str(python), "-I", str(START)), (folder, base))
+    for item in filter(None, environment.get("FARM_BLENDER", "").split(",")):
+        version, _, program = item.strip().partition("=")
+        if not _VERSION.match(version) or not program:
+            raise InvalidInput(f"FARM_BLENDER: {item!r} should look like 4.5=/opt/blender-4.5/blender")
+        path = Path(program)
+        if not os.access(path, os.X_OK):
+            raise InvalidInput(f"FARM_BLENDER: {program!r} is not a program that can be run")
+        options = (
+            "--background",
+            "--factory-startup",
+            "--disable-autoexec",
+            "-noaudio",
+            "--python-exit-code",
+            "9",
+        )
+        command = (str(path), *options, "--python", str(START))
+        found[version] = Blender(version, command, (path.resolve().parent,))
+    return found
+
+
+def choose(version: str | None) -> Blender:
+    """The Blender that a job asks for; the newest when it names none.
+
+    Raises :class:`farm.errors.DeviceUnavailable` naming what this node has; never another version.
+    """
+    found = installed()
+    if not found:
+        raise DeviceUnavailable(
+            "this node has no Blender: run `farm blender install` on it, or name a program in FARM_BLENDER"
+        )
+    if version is None:
+        return found[max(found, key=lambda text: tuple(map(int, text.split("."))))]
+    if version not in found:
+        raise DeviceUnavailable(
+            f"Blender {version} was asked for, but this node has {', '.join(sorted(found))}; "
+            f"name one of these, or add it to FARM_BLENDER"
+        )
+    return found[version]
+
+
+def find_python() -> Path:
+    """A Python 3.11, which the ``bpy`` wheel needs; raises :class:`farm.errors.NotInstalled` without one."""
+    if sys.version_info[:2] == (3, 11):
+        return Path(sys.executable)
+    program = shutil.which("python3.11")
+    if program is None:
+        raise NotInstalled(
+            "the bpy wheel needs Python 3.11, and python3.11 is not on PATH; install it "
+            "(Debian 12: sudo apt-get install python3.11-venv), or name a blender program in FARM_BLENDER"
+        )
+    return Path(program)
+
+
+def install(home: Path | None = None, say: Callable[[str], None] = print) -> Blender:
+    """Make the environment with the ``bpy`` LTS wheel (about 1 GB on disk) and prove that it starts.
+
+    Does nothing where it is already there. Safe to run twice at once. Raises
+    :class:`farm.errors.NotInstalled` when the wheel cannot be installed or does not start.
+    """
+    home = home or blender_home()
+    home.mkdir(parents=True, exist_ok=True)
+    folder = home / f"bpy-{LTS}"
+    with (home / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / ".complete").exists():
+            python = find_python()
+            say(f"installing {BPY_REQUIREMENT} for {python} in {folder}")
+            shutil.rmtree(folder, ignore_errors=True)
+            _run([str(python), "-m", "venv", str(folder)])
+            pip = [
+                str(folder / "bin" / "python"),
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--disable-pip-version-check",
+            ]
+            _run([*pip, "--only-binary=:all:", BPY_REQUIREMENT])
+            check = "import bpy, os; print(bpy.app.version_string, flush=True); os._exit(0)"
+            shown = _run([str(folder / "bin" / "python"), "-I", "-c", check]).strip()
+            (folder / ".complete").write_text(shown.splitlines()[-1] + "\n")
+            say(f"Blender {shown.splitlines()[-1]} is ready")
+    return installed(home=home)[LTS]
+
+
+def _run(command: list[str]) -> str:
+    outcome = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=False)
+    if outcome.returncode != 0:
+        tail = "\n".join((outcome.stdout + outcome.stderr).strip().splitlines()[-8:])
+        raise NotInstalled(f"{' '.join(command[:6])} … failed with exit status {outcome.returncode}:\n{tail}")
+    return outcome.stdout
