@@ -1,0 +1,1 @@
+"""Celery over Redis or Valkey: tickets to slots, wakes between processes, and a broker of our own."""
