@@ -62,7 +62,7 @@ class Kind:
         try:
             return self.spec_model().model_validate(dict(data))
         except ValidationError as error:
-            raise InvalidSpec(*_faults(self.name, error)) from None
+            raise InvalidSpec(*_faults(self.name, error, data)) from None
 
     def expand(self, spec: BaseModel, context: ExpandContext) -> JobPlan:
         """Spec to steps and tasks."""
@@ -80,15 +80,38 @@ class Kind:
         return cast(Engine, importlib.import_module(f"{self.package}.engine").create())
 
 
-def _faults(kind: str, error: ValidationError) -> tuple[str, list[FieldFault]]:
+def _faults(kind: str, error: ValidationError, data: Mapping[str, Any]) -> tuple[str, list[FieldFault]]:
     faults = []
     for item in error.errors():
-        pointer = "/spec/" + "/".join(str(part) for part in item["loc"])
+        path = _in_document(data, item["loc"])
+        # a check of several fields together says which one it blames (jobs.fields.fault)
+        path += item.get("ctx", {}).get("field", "").split("/") if item["type"] == "field_fault" else []
+        pointer = "/".join(["/spec", *filter(None, path)])
         message = item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
             message = f"kind {kind!r} has no such field"
-        elif not isinstance(item["input"], dict | list) and item["type"] != "value_error":
+        elif not isinstance(item["input"], dict | list) and item["type"] not in {
+            "value_error",
+            "field_fault",
+        }:
             message = f"{message} (got {item['input']!r})"
-        faults.append(FieldFault(pointer.rstrip("/"), message))
+        faults.append(FieldFault(pointer, message))
     text = "; ".join(f"{fault.pointer}: {fault.message}" for fault in faults[:5])
     return text, faults
+
+
+def _in_document(data: Any, location: tuple[int | str, ...]) -> list[str]:
+    """Pydantic's location without the tags of discriminated unions, which do not stand in the document."""
+    path: list[str] = []
+    for index, part in enumerate(location):
+        if isinstance(data, Mapping):
+            last = index == len(location) - 1
+            if part not in data and (not last or part in data.values()):
+                continue
+            data = data.get(str(part))
+        elif isinstance(data, list | tuple) and isinstance(part, int):
+            data = data[part] if part < len(data) else None
+        elif not isinstance(part, int) and isinstance(data, str | int | float | None) and path:
+            continue
+        path.append(str(part).replace("~", "~0").replace("/", "~1"))
+    return path
