@@ -1,0 +1,1 @@
+"""The proof of stillness: a decode load, arms that run beside it, and honest statistics on its steps."""
