@@ -214,6 +214,11 @@ class Topology(Part):
         return {cpu: core for core in self.cores for cpu in core.cpus}
 
     @cached_property
+    def core_by_id(self) -> dict[int, Core]:
+        """Core by its id."""
+        return {core.id: core for core in self.cores}
+
+    @cached_property
     def pci_of(self) -> dict[str, PciDevice]:
         """PCI device by address."""
         return {device.address: device for device in self.pci}

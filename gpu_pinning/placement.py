@@ -1,0 +1,233 @@
+"""Places neighbours, then slots, on a machine. A pure function of topology, wishes and what was seen running.
+
+Order: neighbours; slots with named CPUs or GPUs; gangs, largest first; single GPUs; shares of GPUs; CPU
+slots. A decode neighbour is latency-bound, so slots leave its PCIe switch, NUMA node and cache while the
+machine has anything else, before they think of their own distances. A prefill neighbour is throughput-bound:
+slots leave its GPUs and its cache, but a GPU slot stays on its own GPU's node beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gpu_pinning import cpulist, sharing, slotplan
+from gpu_pinning.board import Board, busy_reason
+from gpu_pinning.cores import CorePool
+from gpu_pinning.gpu_choice import choose_gpus, choose_mig
+from gpu_pinning.interrupts import interrupt_moves
+from gpu_pinning.machine import Gpu, MigInstance, Topology
+from gpu_pinning.neighbour_seats import seat_neighbour
+from gpu_pinning.observed import ObservedNeighbour
+from gpu_pinning.plan import GpuInUse, NeighbourPlan, Plan, Refusal, Sharing, SlotPlan
+from gpu_pinning.sharing import Place
+from gpu_pinning.wishes import SlotWish, Wishes, default_slots
+
+__all__ = ["busy_reason", "make_plan"]
+_GPU_SLOT_CORES = 4
+
+
+def make_plan(
+    machine: Topology, wishes: Wishes | None = None, observed: Iterable[ObservedNeighbour] = ()
+) -> Plan:
+    """The plan for these wishes, or for a node without any.
+
+    It raises nothing for a wish that cannot be met: it refuses it and says why.
+    """
+    wishes = wishes or Wishes()
+    board = Board(
+        machine=machine,
+        wishes=wishes,
+        observed=tuple(observed),
+        cores=CorePool(machine, wishes.placement.system_cores),
+        implied=not wishes.slots,
+        memory={node.id: node.bytes for node in machine.nodes},
+    )
+    for neighbour in wishes.neighbours:
+        seat_neighbour(board, neighbour)
+    board.busy = {gpu.uuid: why for gpu in machine.gpus if (why := board.busy_reason_of(gpu))}
+    board.places = {n.name: sharing.place_of_neighbour(machine, n) for n in board.neighbours}
+    board.meant = [(n, Place(machine, n.gpus, n.cpus, n.nodes)) for n in board.neighbours]
+    board.price = {core.id: board.core_price(core.id) for core in machine.cores}
+    wanted = wishes.slots or default_slots()
+    for wish in sorted(wanted, key=_order):
+        _slot_wish(board, wish)
+    rank = {wish.name: number for number, wish in enumerate(wanted)}
+    slots = sorted(board.slots.values(), key=lambda s: (rank[s.wish], _number(s.name)))
+    order = {slot.name: number for number, slot in enumerate(slots)}
+    return Plan(
+        slots=tuple(slots),
+        neighbours=tuple(board.neighbours),
+        sharing=tuple(sorted(board.sharing, key=lambda s: order[s.slot])),
+        interrupts=interrupt_moves(board, slots),
+        refusals=tuple(board.refusals),
+        in_use=_in_use(board),
+        notes=(*board.notes, *_core_notes(board)),
+        spare_cpus=board.cores.cpus(board.cores.free),
+    )
+
+
+def _core_notes(board: Board) -> list[str]:
+    notes = []
+    if board.cores.isolated:
+        cpus = cpulist.show(board.cores.cpus(board.cores.isolated))
+        notes.append(
+            f"CPUs {cpus} are isolated (isolcpus): slots do not use them, since the kernel spreads no "
+            "threads there"
+        )
+    if board.cores.partial:
+        notes.append(
+            f"{len(board.cores.partial)} cores have a hardware thread outside this cpuset; whoever runs "
+            "there shares the core"
+        )
+    return notes
+
+
+def _slot_wish(board: Board, wish: SlotWish) -> None:
+    made = 0
+    while wish.count == "all" or made < wish.count:
+        name = wish.name if wish.count == 1 else f"{wish.name}-{made}"
+        answer = _slot(board, wish, name)
+        if isinstance(answer, Refusal):
+            # "all" is met by however many there are; for the default slots that may be none.
+            if wish.count != "all" or (made == 0 and not board.implied):
+                board.refusals.append(answer)
+            return
+        made += 1
+
+
+def _slot(board: Board, wish: SlotWish, name: str) -> SlotPlan | Refusal:
+    gpus: list[Gpu] = []
+    mig: MigInstance | None = None
+    if wish.mig:
+        found = choose_mig(board, wish, name)
+        if isinstance(found, Refusal):
+            return found
+        gpus, mig = [found[0]], found[1]
+    elif wish.gpus:
+        chosen = choose_gpus(board, wish, name)
+        if isinstance(chosen, Refusal):
+            return chosen
+        gpus = chosen
+    cores = _slot_cores(board, wish, name, gpus)
+    if isinstance(cores, Refusal):
+        return cores
+    nodes = wish.memory_nodes or board.nodes_of(cores)
+    unknown = sorted(set(nodes) - set(board.machine.allowed_nodes))
+    if unknown:
+        return Refusal(
+            wish=f"slots.{name}.memory_nodes",
+            reason=f"memory node {cpulist.show(unknown)} is not this machine's to give",
+            fix=f"choose among {cpulist.show(board.machine.allowed_nodes)}",
+        )
+    if wish.memory and wish.memory > sum(board.memory.get(node, 0) for node in nodes):
+        return Refusal(
+            wish=f"slots.{name}.memory",
+            reason=f"wants {wish.memory >> 30} GiB and memory node {cpulist.show(nodes)} has "
+            f"{sum(board.memory.get(node, 0) for node in nodes) >> 30} GiB that no slot has been given",
+            fix="ask for less memory, for fewer slots, or name more memory_nodes",
+        )
+    cpus = wish.cores if isinstance(wish.cores, tuple) else board.cores.cpus(cores)
+    slot = slotplan.build(board.machine, board.wishes, wish, name, gpus, mig, cores, cpus, nodes)
+    pairs = [_judge(board, slot, neighbour) for neighbour in board.neighbours]
+    grade = sharing.lowest([pair.guarantee for pair in pairs])
+    floor = wish.lowest_class or board.wishes.placement.lowest_class
+    if grade and grade > floor:
+        worst = max(pairs, key=lambda pair: pair.guarantee)
+        return Refusal(
+            wish=f"slots.{name}",
+            reason=f"only class {grade} beside {worst.neighbour} is possible: {worst.reason}",
+            fix=f"{worst.raise_by}; or lower lowest_class from {floor}",
+        )
+    if slot.deny and slot.fence.device_fence_required and slot.fence.devices == "none":
+        return Refusal(
+            wish=f"slots.{name}",
+            reason="placement.device_fence is required and this machine gives no right for it",
+            fix="run the node agent as root or with delegated cgroups (`farm node install`)",
+        )
+    _take(board, slot, wish, cores, nodes)
+    slot = slot.model_copy(update={"guarantee": grade})
+    board.slots[name] = slot
+    board.sharing += pairs
+    return slot
+
+
+def _take(board: Board, slot: SlotPlan, wish: SlotWish, cores: set[int], nodes: tuple[int, ...]) -> None:
+    board.cores.take(cores)
+    if slot.mig:
+        board.taken.add(slot.mig)
+    elif slot.kind == "gpu":
+        board.taken |= set(slot.gpus)
+    left = wish.memory or 0
+    for node in nodes:
+        part = min(left, board.memory.get(node, 0))
+        board.memory[node] = board.memory.get(node, 0) - part
+        left -= part
+
+
+def _judge(board: Board, slot: SlotPlan, neighbour: NeighbourPlan) -> Sharing:
+    place = sharing.place_of_slot(board.machine, slot)
+    return sharing.judge(board.machine, slot, neighbour, place, board.places[neighbour.name])
+
+
+def _slot_cores(board: Board, wish: SlotWish, name: str, gpus: list[Gpu]) -> set[int] | Refusal:
+    where = f"slots.{name}.cores"
+    if isinstance(wish.cores, tuple):
+        cores, bad = board.cores.of_cpus(wish.cores)
+        if bad:
+            return Refusal(
+                wish=where,
+                reason=f"CPUs {cpulist.show(bad)} are not this machine's to give",
+                fix=f"choose among {cpulist.show(board.cores.cpus(board.cores.free))}",
+            )
+        if clash := cores - board.cores.free:
+            return Refusal(
+                wish=where,
+                reason=f"CPUs {cpulist.show(board.cores.cpus(clash))} are taken by a neighbour, "
+                "a slot or the system",
+                fix=f"choose among {cpulist.show(board.cores.cpus(board.cores.free))}",
+            )
+        return cores
+    number = wish.cores or _default_cores(board, bool(gpus))
+    free = len(board.cores.for_slots())
+    if board.implied and not gpus and 0 < free < number and not board.slots_of("cpu"):
+        number = free  # a machine of one core still gets its CPU slot
+    home = {gpu.node for gpu in gpus if gpu.node is not None}
+    chosen = board.cores.choose(number, lambda core: board.price[core] + board.distance(core, home))
+    if chosen is None:
+        return Refusal(
+            wish=where,
+            reason=f"wants {number} whole cores and {free} are free",
+            fix="ask for fewer cores or slots, or for fewer cores of the neighbours",
+        )
+    return set(chosen)
+
+
+def _default_cores(board: Board, for_gpu: bool) -> int:
+    if not for_gpu:
+        return 2
+    waiting = sum(gpu.uuid not in board.taken and gpu.uuid not in board.busy for gpu in board.machine.gpus)
+    # Half of what is left belongs to the GPUs, so that a small machine keeps room for CPU slots.
+    return max(1, min(_GPU_SLOT_CORES, len(board.cores.for_slots()) // (2 * max(1, waiting))))
+
+
+def _in_use(board: Board) -> tuple[GpuInUse, ...]:
+    found = []
+    for gpu in board.machine.gpus:
+        if gpu.uuid in board.busy and not any(gpu.uuid in slot.gpus for slot in board.slots.values()):
+            lines = f'[[neighbours]]\nname = "gpu-{gpu.pci[-7:-2].replace(":", "-")}"\nrole = "decode"\n'
+            lines += f'gpus = ["{gpu.uuid}"]\n'
+            found.append(GpuInUse(uuid=gpu.uuid, pci=gpu.pci, reason=board.busy[gpu.uuid], toml=lines))
+    return tuple(found)
+
+
+def _order(wish: SlotWish) -> tuple[int, int]:
+    if isinstance(wish.cores, tuple) or isinstance(wish.gpus, tuple):
+        return 0, 0
+    if wish.gpus:
+        return 1, -wish.gpus
+    return (2, 0) if wish.mig else (3, 0)
+
+
+def _number(name: str) -> tuple[str, int]:
+    head, _, tail = name.rpartition("-")
+    return (head, int(tail)) if tail.isdigit() else (name, -1)

@@ -1,0 +1,114 @@
+"""Fills in one slot of the plan: environment, fence, limits and forbidden device nodes. Pure."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from gpu_pinning.machine import DeviceNode, Gpu, MigInstance, Topology
+from gpu_pinning.plan import FencePlan, Limits, SlotKind, SlotPlan
+from gpu_pinning.wishes import SlotWish, Wishes
+
+THREAD_COUNTS = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "NUMEXPR_MAX_THREADS",
+    "RAYON_NUM_THREADS",
+    "OPENCV_FOR_THREADS_NUM",
+    "NUMBA_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+)
+MPS_DIRECTORY = "/tmp/nvidia-mps"
+
+
+def build(
+    machine: Topology,
+    wishes: Wishes,
+    wish: SlotWish,
+    name: str,
+    gpus: list[Gpu],
+    mig: MigInstance | None,
+    cores: set[int],
+    cpus: tuple[int, ...],
+    nodes: tuple[int, ...],
+) -> SlotPlan:
+    """The slot that sits here."""
+    kind: SlotKind = "mig" if mig else "mps" if wish.mps_percent else "gpu" if gpus else "cpu"
+    deny = forbidden(machine, gpus, mig)
+    return SlotPlan(
+        name=name,
+        wish=wish.name,
+        kind=kind,
+        pools=wish.pools,
+        gpus=tuple(gpu.uuid for gpu in gpus),
+        pci=tuple(gpu.pci for gpu in gpus),
+        mig=mig.uuid if mig else None,
+        mps_percent=wish.mps_percent,
+        cores=tuple(sorted(cores)),
+        cpus=cpus,
+        nodes=nodes,
+        environment=environment(name, gpus, mig, wish.mps_percent, len(cores)),
+        fence=fence_plan(machine, required=wishes.placement.device_fence == "required"),
+        limits=Limits(
+            memory_bytes=wish.memory,
+            processes=wish.processes,
+            disk_write_bytes=wish.disk_write,
+            disk_path=(wishes.paths.work or ".") if wish.disk_write else None,
+        ),
+        nice=wish.nice if wish.nice is not None else (0 if gpus else 10),
+        ionice=wish.ionice or ("none" if gpus else "best-effort"),
+        deny=deny,
+    )
+
+
+def environment(
+    name: str, gpus: list[Gpu], mig: MigInstance | None, mps_percent: int | None, threads: int
+) -> dict[str, str]:
+    """What is set before exec. CUDA_VISIBLE_DEVICES is empty, not absent, for a CPU slot."""
+    devices = [mig.uuid] if mig else [gpu.uuid for gpu in gpus]
+    env = {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": ",".join(devices),
+        # For container runtimes that a task may start; "void" gives no driver at all.
+        "NVIDIA_VISIBLE_DEVICES": ",".join(devices) or "void",
+        "STILLFRAME_SLOT": name,
+        "STILLFRAME_SLOT_PCI": ",".join(gpu.pci for gpu in gpus),
+        **dict.fromkeys(THREAD_COUNTS, str(max(1, threads))),
+    }
+    if not gpus:
+        env["LIBGL_ALWAYS_SOFTWARE"] = "1"
+    if mps_percent:
+        env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(mps_percent)
+        env["CUDA_MPS_PIPE_DIRECTORY"] = MPS_DIRECTORY
+    return env
+
+
+def forbidden(machine: Topology, gpus: list[Gpu], mig: MigInstance | None) -> tuple[DeviceNode, ...]:
+    """Device nodes that must not open: every GPU's for a CPU slot, those of other GPUs and instances else."""
+    if not gpus:
+        return machine.device_nodes
+    own = {gpu.uuid for gpu in gpus}
+    caps = {cap for gpu in machine.gpus for instance in gpu.mig for cap in instance.caps}
+    mine = set(mig.caps) if mig else set()
+    denied = []
+    for node in machine.device_nodes:
+        if "/nvidia-caps/" in node.path:
+            if node.minor in caps - mine:
+                denied.append(node)
+        elif node.gpu is not None and node.gpu not in own:
+            denied.append(node)
+    return tuple(denied)
+
+
+def fence_plan(machine: Topology, required: bool) -> FencePlan:
+    """With what this machine can hold a slot."""
+    memory: Literal["cgroup", "policy"] = "cgroup" if machine.right("cpuset").granted else "policy"
+    return FencePlan(
+        cpus="cgroup" if machine.right("cpuset").granted else "affinity",
+        memory=memory,
+        devices=machine.device_fence,
+        device_fence_required=required,
+        kill="cgroup.kill" if machine.right("kill").granted else "signals",
+        freeze="cgroup" if machine.right("freeze").granted else "SIGSTOP",
+    )

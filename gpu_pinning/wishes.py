@@ -1,0 +1,306 @@
+"""farm.toml: what the operator wants of a node, as typed, strict data.
+
+Everything that describes one node stands in this file: its name, its neighbours, its slots, its budgets and
+its paths. Unknown fields are refused. Errors come all at once, each with field, value and fix.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from gpu_pinning import cpulist
+from gpu_pinning.errors import ConfigError
+
+Pool = Literal["video", "nerf", "render", "encode", "openjd"]
+POOLS: tuple[str, ...] = get_args(Pool)
+Role = Literal["decode", "prefill"]
+Guarantee = Literal["A", "B", "C"]
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
+_NAME = r"[a-z0-9][a-z0-9-]{0,39}"
+
+
+def parse_size(value: object) -> object:
+    """Bytes out of ``"64 GiB"`` or a whole number. Raises ValueError."""
+    if isinstance(value, str):
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)", value.strip())
+        if match is None or match[2].lower() not in _UNITS:
+            raise ValueError("write a size in bytes or with a unit, for example '64 GiB'")
+        return int(float(match[1]) * _UNITS[match[2].lower()])
+    return value
+
+
+def _parse_cores(value: object) -> object:
+    if isinstance(value, str):
+        cpus = cpulist.parse(value)
+        if not cpus:
+            raise ValueError("is empty; write a number of cores or a list of CPUs such as '0-15'")
+        return cpus
+    if isinstance(value, int) and not isinstance(value, bool) and value < 1:
+        raise ValueError("must be 1 or more, or a list of CPUs such as '0-15'")
+    return value
+
+
+def _parse_gpu(value: object) -> object:
+    if isinstance(value, int):
+        raise ValueError(
+            "is ambiguous: NVML, CUDA and /dev/nvidiaN number GPUs three ways; "
+            "write a UUID or a PCI address out of `farm topology`"
+        )
+    if isinstance(value, str) and not re.fullmatch(
+        r"GPU-[0-9a-fA-F-]{4,36}|([0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]", value
+    ):
+        raise ValueError(
+            "is neither a UUID ('GPU-…') nor a PCI address ('0000:3b:00.0'); see `farm topology`"
+        )
+    return value
+
+
+Size = Annotated[int, BeforeValidator(parse_size), Field(ge=1)]
+Cores = Annotated[int | tuple[int, ...], BeforeValidator(_parse_cores)]
+"""A number of physical cores, or the CPUs themselves."""
+GpuName = Annotated[str, BeforeValidator(_parse_gpu)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True)
+
+
+class NodeWish(_Strict):
+    """``[node]``"""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")] | None = None
+    labels: dict[str, str] = {}
+    preemptible: bool = False
+    """A machine that may be taken away at short notice; it does not count towards reserved floors."""
+
+
+class PlacementWish(_Strict):
+    """``[placement]``"""
+
+    system_cores: Annotated[int, Field(ge=0)] = 0
+    """Physical cores, lowest first, left to the system."""
+    lowest_class: Guarantee = "C"
+    """Slots that cannot reach this class beside every neighbour are refused."""
+    move_interrupts: bool = True
+    """Plan to move device interrupts off the cores of decode neighbours."""
+    device_fence: Literal["required", "try"] = "try"
+    """``required`` refuses to start a slot whose device nodes cannot be fenced."""
+
+
+class NeighbourWish(_Strict):
+    """``[[neighbours]]``: a language model server that must not be disturbed."""
+
+    name: Annotated[str, Field(pattern=f"^{_NAME}$")]
+    role: Role = "decode"
+    gpus: tuple[GpuName, ...] = ()
+    mig: tuple[str, ...] = ()
+    """UUIDs of MIG instances, where it has no whole GPU."""
+    cores: Cores | None = None
+    """CPUs that the server is held to; a number (or nothing) reserves cores, but promises no fence."""
+    url: str | None = None
+    """Its OpenAI-style endpoint, ``http://127.0.0.1:8000``."""
+    model: str | None = None
+    budget_ms: Annotated[float, Field(gt=0)] | None = None
+    """Absolute budget of inter-token latency, in milliseconds."""
+    budget_ratio: Annotated[float, Field(gt=1)] | None = None
+    """Budget relative to the learnt quiet baseline, 1.05 for 5 % over it."""
+    command: tuple[str, ...] = ()
+    """The server's own command, where the node agent shall start it."""
+
+    @model_validator(mode="after")
+    def _either(self) -> NeighbourWish:
+        if not self.gpus and not self.mig and self.cores is None:
+            raise ValueError("has neither gpus, mig nor cores; say what the server uses")
+        return self
+
+
+class SlotWish(_Strict):
+    """``[[slots]]``: one slot, or ``count`` equal ones."""
+
+    name: Annotated[str, Field(pattern=f"^{_NAME}$")]
+    pools: Annotated[tuple[Pool, ...], Field(min_length=1)]
+    """Pools that it serves, first choice first."""
+    count: Annotated[int, Field(ge=1, le=4096)] | Literal["all"] = 1
+    """``all``: as many as the machine has room for."""
+    gpus: Annotated[int, Field(ge=0, le=64)] | tuple[GpuName, ...] = 0
+    """How many GPUs each slot owns, or which."""
+    mig: str | None = None
+    """A MIG profile (``1g.10gb``), a MIG UUID, or ``any``."""
+    mps_percent: Annotated[int, Field(ge=1, le=100)] | None = None
+    """Share of a GPU's multiprocessors under MPS. Class C, and such a slot is drained, never killed."""
+    share_with: str | None = None
+    """Name of the neighbour whose GPU an MPS or MIG slot may share."""
+    cores: Cores | None = None
+    """Physical cores of each slot, or the CPUs themselves; default 2, for GPU slots up to 4."""
+    memory: Size | None = None
+    memory_nodes: Annotated[tuple[int, ...], BeforeValidator(_parse_cores)] | None = None
+    """Memory nodes by hand, for example a CPU-less one."""
+    nice: Annotated[int, Field(ge=-20, le=19)] | None = None
+    """Default 0 for GPU slots and 10 for CPU slots."""
+    ionice: Literal["none", "best-effort", "idle"] | None = None
+    processes: Annotated[int, Field(ge=16)] | None = None
+    """Most processes and threads."""
+    disk_write: Size | None = None
+    """Bytes per second to the disk under ``paths.work``."""
+    lowest_class: Guarantee | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> SlotWish:
+        if self.mig and self.gpus:
+            raise ValueError("has both gpus and mig; a MIG slot names its instance alone")
+        if self.mps_percent and (not isinstance(self.gpus, tuple) or len(self.gpus) != 1):
+            raise ValueError("mps_percent needs gpus with exactly one GPU named, since MPS shares that GPU")
+        if self.mps_percent and self.mig:
+            raise ValueError("has both mps_percent and mig; choose one")
+        if self.share_with and not (self.mps_percent or self.mig):
+            raise ValueError("share_with needs mps_percent or mig: a GPU is not shared otherwise")
+        if len(set(self.pools)) != len(self.pools):
+            raise ValueError("names a pool twice")
+        named = isinstance(self.gpus, tuple) and self.gpus and not self.mps_percent
+        if self.count != 1 and (named or isinstance(self.cores, tuple)):
+            raise ValueError("count over 1 cannot be had with named GPUs or CPUs: write one [[slots]] each")
+        return self
+
+
+class Budgets(_Strict):
+    """``[budgets]``: bytes per medium on this node."""
+
+    vram: Size | None = None
+    pinned: Size | None = None
+    shm: Size | None = None
+    spool: Size | None = None
+    store: Size | None = None
+
+
+class Paths(_Strict):
+    """``[paths]``"""
+
+    work: str | None = None
+    spool: str | None = None
+    store: str | None = None
+    models: str | None = None
+
+
+class Wishes(_Strict):
+    """A whole farm.toml. ``slots`` empty asks for the default slots."""
+
+    node: NodeWish = NodeWish()
+    placement: PlacementWish = PlacementWish()
+    neighbours: tuple[NeighbourWish, ...] = ()
+    slots: tuple[SlotWish, ...] = ()
+    budgets: Budgets = Budgets()
+    paths: Paths = Paths()
+
+    @model_validator(mode="after")
+    def _names(self) -> Wishes:
+        for kind, names in (
+            ("neighbours", [n.name for n in self.neighbours]),
+            ("slots", [s.name for s in self.slots]),
+        ):
+            twice = sorted({name for name in names if names.count(name) > 1})
+            if twice:
+                raise ValueError(f"{kind}: the name {twice[0]!r} stands twice; names are unique")
+        known = [n.name for n in self.neighbours]
+        for slot in self.slots:
+            if slot.share_with and slot.share_with not in known:
+                raise ValueError(f"slots.{slot.name}.share_with: no neighbour is called {slot.share_with!r}")
+        return self
+
+    @classmethod
+    def load(cls, path: Path) -> Wishes:
+        """farm.toml at ``path``. Raises ConfigError."""
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(str(path), [("file", str(path), str(error))]) from None
+        return cls.parse(text, str(path))
+
+    @classmethod
+    def parse(cls, text: str, source: str = "farm.toml") -> Wishes:
+        """farm.toml's text. Raises ConfigError."""
+        try:
+            data = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(source, [("TOML", text.splitlines()[0] if text else "", str(error))]) from None
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            raise ConfigError(source, _problems(error, data)) from None
+
+
+def default_slots() -> tuple[SlotWish, ...]:
+    """The slots of a node without wishes: one per free GPU, and one CPU slot per two remaining cores."""
+    return (
+        SlotWish(name="gpu", pools=("video", "nerf", "render"), gpus=1, count="all"),
+        SlotWish(name="mig", pools=("video", "nerf", "render"), mig="any", count="all"),
+        SlotWish(name="cpu", pools=("render", "encode", "nerf", "video"), cores=2, count="all"),
+    )
+
+
+def _problems(error: ValidationError, data: dict[str, Any]) -> list[tuple[str, object, str]]:
+    """One problem for each field: where a value may be of several types, only the answer that fits it
+    best."""
+    found: dict[str, tuple[str, object, str]] = {}
+    for item in error.errors():
+        path = _real_path(item["loc"], data)
+        field = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path).lstrip(".") or "farm.toml"
+        if item["type"] == "extra_forbidden":
+            known = _known_fields(path[:-1])
+            near = difflib.get_close_matches(str(path[-1]), known, 1)
+            fix = (
+                f"unknown field; did you mean {near[0]!r}?"
+                if near
+                else f"unknown field; known: {', '.join(known)}"
+            )
+        elif item["type"] == "missing":
+            fix = "is missing; add it"
+        else:
+            fix = item["msg"].removeprefix("Value error, ")
+        if field not in found or item["type"] == "value_error":
+            found[field] = (field, _value_at(data, path), fix)
+    # Of a union, the member that got deepest into the value is the one that was meant.
+    return [p for f, p in found.items() if not any(o != f and o.startswith(f + "[") for o in found)]
+
+
+def _real_path(loc: tuple[int | str, ...], data: Any) -> list[int | str]:
+    """``loc`` without the names of union members that pydantic puts into it."""
+    path: list[int | str] = []
+    here = data
+    for number, part in enumerate(loc):
+        last = number == len(loc) - 1
+        if isinstance(here, dict) and (part in here or (last and isinstance(part, str) and "[" not in part)):
+            path.append(part)
+            here = here.get(part)
+        elif isinstance(here, list) and isinstance(part, int):
+            path.append(part)
+            here = here[part] if part < len(here) else None
+    return path
+
+
+def _value_at(data: Any, path: list[int | str]) -> object:
+    for part in path:
+        try:
+            data = data[part]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return data if not isinstance(data, dict) else data.get("name", "…")
+
+
+def _known_fields(path: list[int | str]) -> list[str]:
+    models: dict[str, type[BaseModel]] = {
+        "node": NodeWish,
+        "placement": PlacementWish,
+        "neighbours": NeighbourWish,
+        "slots": SlotWish,
+        "budgets": Budgets,
+        "paths": Paths,
+    }
+    model = models.get(str(path[0]), Wishes) if path else Wishes
+    return list(model.model_fields)

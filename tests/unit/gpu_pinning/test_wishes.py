@@ -1,0 +1,107 @@
+"""farm.toml: everything wrong is told at once, with field, value and fix."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpu_pinning.errors import ConfigError
+from gpu_pinning.wishes import Wishes
+
+FULL = """
+[node]
+name = "rack1-04"
+labels = { room = "north" }
+preemptible = true
+
+[placement]
+system_cores = 2
+lowest_class = "B"
+device_fence = "required"
+
+[[neighbours]]
+name = "decode-0"
+role = "decode"
+gpus = ["GPU-5a1f0000-1111", "0000:3B:00.0"]
+cores = "0-15,64-79"
+url = "http://127.0.0.1:8000"
+budget_ratio = 1.05
+
+[[slots]]
+name = "video"
+pools = ["video", "nerf"]
+count = "all"
+gpus = 1
+memory = "64 GiB"
+
+[budgets]
+spool = "1.5 TB"
+
+[paths]
+work = "/var/lib/stillframe"
+"""
+
+
+def test_a_whole_file_is_read() -> None:
+    wishes = Wishes.parse(FULL)
+    assert wishes.neighbours[0].cores == (*range(16), *range(64, 80))
+    assert wishes.slots[0].memory == 64 * 1024**3
+    assert wishes.budgets.spool == 1_500_000_000_000
+    assert wishes.node.preemptible
+
+
+def test_an_empty_file_wishes_nothing() -> None:
+    assert Wishes.parse("") == Wishes()
+
+
+def slot(lines: str) -> str:
+    return f'[[slots]]\nname = "a"\npools = ["video"]\n{lines}'
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "value", "fix"),
+    [
+        (slot("corse = 2"), "slots[0].corse", 2, "did you mean 'cores'"),
+        (slot("cores = 0"), "slots[0].cores", 0, "must be 1 or more"),
+        (slot('cores = "4-2"'), "slots[0].cores", "4-2", "write for example '0-3,8'"),
+        (slot("gpus = [1]"), "slots[0].gpus[0]", 1, "number GPUs three ways"),
+        (slot('gpus = ["cuda:1"]'), "slots[0].gpus[0]", "cuda:1", "UUID"),
+        (slot('memory = "64 gigs"'), "slots[0].memory", "64 gigs", "'64 GiB'"),
+        (slot("mps_percent = 20"), "slots[0]", "a", "exactly one GPU named"),
+        (slot('gpus = 1\nmig = "1g.5gb"'), "slots[0]", "a", "both gpus and mig"),
+        (slot('share_with = "x"'), "slots[0]", "a", "needs mps_percent or mig"),
+        (slot('count = 2\ncores = "0-3"'), "slots[0]", "a", "one [[slots]] each"),
+        (slot("count = 0"), "slots[0].count", 0, "greater than or equal to 1"),
+        ('[[slots]]\nname = "a"\npools = ["rendr"]', "slots[0].pools[0]", "rendr", "'render'"),
+        ('[[slots]]\nname = "A b"\npools = ["video"]', "slots[0].name", "A b", "pattern"),
+        ('[[slots]]\nname = "a"', "slots[0].pools", None, "is missing"),
+        ('[[neighbours]]\nname = "n"', "neighbours[0]", "n", "neither gpus, mig nor cores"),
+        ('[[neighbours]]\nname = "n"\ncores = 2\nrole = "both"', "neighbours[0].role", "both", "'decode'"),
+        ("[placement]\nlowest_class = 'D'", "placement.lowest_class", "D", "'A'"),
+        ("[plcement]\n", "plcement", "…", "did you mean 'placement'"),
+        (slot("") + slot(""), "farm.toml", "…", "the name 'a' stands twice"),
+        (slot('mig = "any"\nshare_with = "n"'), "farm.toml", "…", "no neighbour is called 'n'"),
+        ("a = 1\nb = \n", "TOML", "a = 1", "line 2"),
+    ],
+)
+def test_bad_values_name_field_value_and_fix(text: str, field: str, value: object, fix: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Wishes.parse(text)
+    assert [(f, v) for f, v, _ in caught.value.problems] == [(field, value)]
+    assert fix in caught.value.problems[0][2]
+
+
+def test_all_problems_come_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        Wishes.parse(slot("cores = 0\ncorse = 1\nnice = 40"))
+    assert [field for field, _, _ in caught.value.problems] == [
+        "slots[0].cores",
+        "slots[0].nice",
+        "slots[0].corse",
+    ]
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"farm\.toml"):
+        Wishes.load(tmp_path / "farm.toml")
