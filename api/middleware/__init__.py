@@ -1,0 +1,1 @@
+"""What stands around every request, one concern a file, as plain ASGI."""
