@@ -1,0 +1,207 @@
+"""Slot processes: nothing that a slot started outlives it, whichever of the three is killed."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from workers import processes
+from workers.cgroup import Cgroup
+from workers.keeper import children, descendants
+from workers.processes import SlotProcess
+
+# a slot that leaves a grandchild which left the session and cleared its environment, then waits
+_SLOT = """
+import os, sys, signal, time
+signal.signal(signal.SIGTERM, lambda *a: os._exit(7))
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.execve("/bin/sleep", ["sleep", sys.argv[2]], {})
+    os._exit(0)
+os.wait()
+open(sys.argv[1], "w").write(str(os.getpid()))
+time.sleep(float(sys.argv[3]))
+"""
+
+
+def _until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
+
+
+class Case:
+    """A started slot whose grandchild sleeps for a length of its own."""
+
+    def __init__(self, folder: Path, cgroup: Cgroup | None = None, lives_s: float = 100) -> None:
+        self.mark = f"{300 + os.getpid() % 1000}.{time.monotonic_ns() % 10**9}"
+        self.ready = folder / "ready"
+        self.process = SlotProcess(
+            [sys.executable, "-c", _SLOT, str(self.ready), self.mark, str(lives_s)],
+            {"PATH": os.environ["PATH"]},
+            folder / "output",
+            cgroup=cgroup,
+            nice=3,
+        )
+
+    def wait_ready(self) -> None:
+        _until(lambda: self.ready.exists() and self.ready.read_text())
+
+    def sleeper(self) -> list[int]:
+        found = []
+        for folder in Path("/proc").iterdir():
+            if folder.name.isdigit():
+                try:
+                    words = (folder / "cmdline").read_bytes().split(b"\0")
+                except OSError:
+                    continue
+                if self.mark.encode() in words and words[0] == b"sleep":
+                    found.append(int(folder.name))
+        return found
+
+    def wait_end(self) -> processes.ExitNote:
+        readable, _, _ = select.select([self.process.pidfd], [], [], 20)
+        assert readable, "the keeper has not ended"
+        return self.process.collect()
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Iterator[Case]:
+    made = Case(tmp_path)
+    made.wait_ready()
+    yield made
+    made.process._keeper.kill()
+
+
+def test_the_slot_is_its_own_session_under_its_keeper(case: Case) -> None:
+    slot = case.process.slot_pid
+    assert slot == int(case.ready.read_text())
+    assert os.getsid(slot) == slot
+    assert os.getpriority(os.PRIO_PROCESS, slot) == os.getpriority(os.PRIO_PROCESS, 0) + 3
+    [sleeper] = case.sleeper()
+    assert sleeper in children(case.process.keeper_pid), "the orphan belongs to the keeper"
+    assert set(descendants(case.process.keeper_pid)) == {slot, sleeper}
+    case.process.kill()
+    case.wait_end()
+
+
+def test_a_killed_slot_leaves_nothing(case: Case) -> None:
+    assert case.process.slot_pid is not None
+    os.kill(case.process.slot_pid, signal.SIGKILL)
+    started = time.monotonic()
+    note = case.wait_end()
+    assert time.monotonic() - started < 2.0
+    assert (note.signal, note.left) == (signal.SIGKILL, 0)
+    assert str(note) == "killed by SIGKILL"
+    assert case.sleeper() == []
+
+
+def test_asking_to_end_reaches_the_slot_and_its_code_comes_back(case: Case) -> None:
+    case.process.ask_to_end()
+    note = case.wait_end()
+    assert (note.code, note.signal) == (7, None)
+    assert case.sleeper() == []
+
+
+def test_kill_ends_the_slot_and_the_session_leaver(case: Case) -> None:
+    case.process.kill()
+    assert case.wait_end().left == 0
+    assert case.sleeper() == []
+    assert case.process.slot_pid is None or not Path(f"/proc/{case.process.slot_pid}").exists()
+
+
+def test_frozen_processes_can_be_let_go_and_killed(case: Case) -> None:
+    slot = case.process.slot_pid
+    assert slot is not None
+    case.process.freeze()
+    _until(lambda: Path(f"/proc/{slot}/stat").read_bytes().split()[2] == b"T")
+    case.process.thaw()
+    _until(lambda: Path(f"/proc/{slot}/stat").read_bytes().split()[2] != b"T")
+    case.process.freeze()
+    case.process.kill()
+    case.wait_end()
+    assert case.sleeper() == []
+
+
+def test_a_killed_keeper_takes_the_slot_with_it_and_strays_are_ended(case: Case) -> None:
+    processes.become_subreaper()
+    try:
+        slot = case.process.slot_pid
+        assert slot is not None
+        os.kill(case.process.keeper_pid, signal.SIGKILL)
+        note = case.wait_end()
+        assert note.signal == signal.SIGKILL
+        _until(lambda: case.sleeper() == [] or case.sleeper()[0] in children(os.getpid()))
+        known = [pid for pid in children(os.getpid()) if pid not in (slot, *case.sleeper())]
+        processes.end_strays(known)
+        assert case.sleeper() == []
+        assert not Path(f"/proc/{slot}").exists()
+    finally:
+        from workers.keeper import PR_SET_CHILD_SUBREAPER, prctl
+
+        prctl(PR_SET_CHILD_SUBREAPER, 0)
+
+
+def test_the_agents_death_ends_everything(tmp_path: Path) -> None:
+    code = (
+        "import sys, time, pathlib\n"
+        "from tests.unit.workers.test_processes import Case\n"
+        "case = Case(pathlib.Path(sys.argv[1]))\n"
+        "case.wait_ready()\n"
+        "print(case.mark, case.process.keeper_pid, case.process.slot_pid, flush=True)\n"
+        "time.sleep(100)\n"
+    )
+    agent = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert agent.stdout is not None
+    mark, keeper, slot = agent.stdout.readline().split()
+    agent.kill()
+    agent.wait()
+    agent.stdout.close()
+    # zombies of a machine without a reaping init still count as ended
+    _until(lambda: not _running(int(keeper)) and not _running(int(slot)))
+    case = Case.__new__(Case)
+    case.mark = mark
+    _until(lambda: case.sleeper() == [])
+
+
+def _running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z"
+    except OSError:
+        return False
+
+
+def test_cgroup_kills_all_inside_where_it_may_be_used(tmp_path: Path) -> None:
+    group = Cgroup.make(f"stillframe-test-{os.getpid()}")
+    if group is None:
+        pytest.skip("no right to make cgroups here; the keeper's walk is tested above")
+    case = Case(tmp_path, group)
+    case.wait_ready()
+    inside = {int(pid) for pid in (group.folder / "cgroup.procs").read_text().split()}
+    assert inside == {case.process.slot_pid, *case.sleeper()}
+    assert group.freeze(True)
+    case.process.kill()
+    case.wait_end()
+    assert case.sleeper() == []
+    assert not group.folder.exists()
+
+
+def test_a_program_that_cannot_start_says_so(tmp_path: Path) -> None:
+    process = SlotProcess(["/no/such/program"], {}, tmp_path / "output")
+    select.select([process.pidfd], [], [], 20)
+    assert process.collect().code == 127
+    assert "could not be started" in (tmp_path / "output").read_text()
+
+
+def test_a_slot_outside_a_keeper_ends_nobody() -> None:
+    assert processes.end_orphans() == []

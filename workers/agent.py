@@ -1,0 +1,282 @@
+"""The node agent: starts one slot process per slot, watches them, speaks for them, and ends them all.
+
+The main thread does everything that has to do with processes (the parent-death signal follows the thread
+that forks) in one loop over pidfds and timers. :class:`workers.link.DatabaseLink` talks to the database in a
+thread of its own, and another thread waits for wakes, so that neither can hold the loop up. The agent never
+touches CUDA.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import platform
+import selectors
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from farm.broker.wakes import Wakes
+from farm.errors import Conflict, InvalidInput
+from farm.ids import new_id
+from farm.settings import Settings
+from farm.settings import settings as read_settings
+from workers.cgroup import clear_leftovers
+from workers.link import DatabaseLink
+from workers.managed_slot import ManagedSlot, NodeFolders, cgroup_prefix
+from workers.node_config import NodeConfig, read_node_config
+from workers.orders import Circumstances, order
+from workers.placement import place
+from workers.processes import become_subreaper, end_strays
+
+log = structlog.get_logger(__name__)
+_LOOK_S = 0.1
+_LEAVE_S = 5.0
+_WAKE_WAIT_S = 30.0
+
+
+class Agent:
+    """One node's agent. :meth:`run` returns after SIGTERM or SIGINT, when no process is left."""
+
+    def __init__(self, settings: Settings, config: NodeConfig) -> None:
+        if not settings.broker_url:
+            raise InvalidInput("FARM_BROKER_URL is empty: a node needs the farm's broker")
+        self._settings = settings
+        self._config = config
+        self._folders = NodeFolders.of(settings, config.name)
+        self._lock_fd = _lock_node(self._folders.lock, config.name)
+        self._slots: dict[str, ManagedSlot] = {}
+        self._selector = selectors.DefaultSelector()
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._selector.register(self._wake_read, selectors.EVENT_READ, None)
+        self._stop_signals = 0
+        self._stopping_at: float | None = None
+        self._wakes = Wakes(settings.broker_url)
+        self._wakes_thread: threading.Thread | None = None
+        self._ended = threading.Event()
+        self._link = DatabaseLink(
+            settings,
+            config,
+            self._folders,
+            _node_info(),
+            new_id("node"),
+            serials=self._serials,
+            beats=self._beats,
+            progress=self._progress,
+            notify=self._notify,
+            wake=self._wakes.wake,
+        )
+
+    def run(self) -> int:
+        """Work until told to stop; the exit code. Must be called on the main thread."""
+        become_subreaper()
+        self._watch_signals()
+        self._link.start()
+        try:
+            while not self._finished():
+                for key, _ in self._selector.select(self._pause_s()):
+                    if key.data is None:
+                        self._drain_wakes()
+                    else:
+                        self._collect(key.data)
+                self._turn()
+        finally:
+            self._end_all()
+        return 0
+
+    # --- one turn ------------------------------------------------------------------------------------
+
+    def _turn(self) -> None:
+        if self._link.registration is not None and not self._slots and self._stopping_at is None:
+            self._take_up(self._link.registration.node_id, self._link.registration.slots)
+        if self._stop_signals and self._stopping_at is None:
+            self._begin_stop()
+        now = time.monotonic()
+        for slot_id in self._link.take_buried():
+            slot = self._slots[slot_id]
+            slot.restart_at = now + slot.back_off_s()
+        for slot in self._slots.values():
+            self._look_at(slot, now)
+        strays = end_strays(
+            slot.process.keeper_pid for slot in self._slots.values() if slot.process is not None
+        )
+        if strays:
+            log.warning("ended processes whose keeper was killed", pids=strays)
+
+    def _take_up(self, node_id: str, slots: dict[str, str]) -> None:
+        clear_leftovers(cgroup_prefix(node_id))
+        for config in self._config.slots:
+            slot_id = slots[config.name]
+            self._slots[slot_id] = ManagedSlot(
+                slot_id, config.name, place(config), (node_id, self._config.name), self._folders
+            )
+        self._wakes_thread = threading.Thread(
+            target=self._run_wakes, args=(f"node.{node_id}",), name="wakes", daemon=True
+        )
+        self._wakes_thread.start()
+
+    def _look_at(self, slot: ManagedSlot, now: float) -> None:
+        if slot.process is None:
+            if slot.restart_at is not None and now >= slot.restart_at and self._stopping_at is None:
+                slot.start(self._settings)
+                assert slot.process is not None
+                self._selector.register(slot.process.pidfd, selectors.EVENT_READ, slot)
+            return
+        reading = slot.look(now)
+        if reading is not None and reading.serial:
+            view = self._link.view
+            chosen = order(
+                Circumstances(
+                    held=view.held.get(reading.serial),
+                    fenced=reading.serial in view.fenced,
+                    slot_state=view.slot_states.get(slot.slot_id, ""),
+                    limits=slot.limits,
+                    database_silent_s=self._link.silent_s(),
+                    stopping=self._stopping_at is not None,
+                ),
+                self._settings,
+            )
+            slot.tell(chosen.command, chosen.reason, chosen.grace_s, now)
+        if slot.kill_at is not None and now >= slot.kill_at:
+            log.warning("a slot has not obeyed in time", slot=slot.name, asked=slot.asked.name)
+            slot.kill()
+        elif self._stopping_at is not None and not slot.killed and now >= self._kill_all_at():
+            slot.kill()
+
+    def _collect(self, slot: ManagedSlot) -> None:
+        assert slot.process is not None
+        self._selector.unregister(slot.process.pidfd)
+        death = slot.ended()
+        if self._stopping_at is None:
+            log.warning("a slot ended", slot=slot.name, note=death.note, serial=death.serial)
+        self._link.bury(death)
+
+    # --- stopping ------------------------------------------------------------------------------------
+
+    def _begin_stop(self) -> None:
+        self._stopping_at = time.monotonic()
+        log.info("stopping: slots park their tasks")
+        for slot in self._slots.values():
+            if slot.process is not None:
+                self._link.set_slot_state(slot.slot_id, "draining", "the node's agent is stopping")
+                slot.end()
+
+    def _kill_all_at(self) -> float:
+        assert self._stopping_at is not None
+        # a second signal: somebody is in a hurry
+        grace_s = self._settings.park_grace_s if self._stop_signals < 2 else 0.0
+        return self._stopping_at + grace_s
+
+    def _finished(self) -> bool:
+        return self._stopping_at is not None and all(slot.process is None for slot in self._slots.values())
+
+    def _end_all(self) -> None:
+        """Whatever happened, no process stays and the database hears of it where it can."""
+        for slot in self._slots.values():
+            if slot.process is not None:
+                slot.kill()
+                self._link.bury(slot.ended())
+        end_strays(())
+        if self._link.registration is not None:
+            self._link.leave()
+        deadline = time.monotonic() + (_LEAVE_S if self._stop_signals < 2 else 1.0)
+        while not self._link.idle() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        self._ended.set()
+        self._link.stop(2.0)
+        self._wakes.close()
+        os.close(self._lock_fd)
+
+    # --- for the link's thread -----------------------------------------------------------------------
+
+    def _serials(self) -> dict[str, int]:
+        found = {}
+        for slot in list(self._slots.values()):
+            serial = slot.present_serial()
+            if serial:
+                found[slot.slot_id] = serial
+        return found
+
+    def _beats(self) -> dict[str, float]:
+        now = time.monotonic()
+        return {slot.slot_id: slot.beat_age_s(now) for slot in list(self._slots.values())}
+
+    def _progress(self) -> dict[int, float]:
+        readings = [slot.reading for slot in list(self._slots.values())]
+        return {reading.serial: reading.fraction for reading in readings if reading and reading.serial}
+
+    def _notify(self) -> None:
+        try:
+            os.write(self._wake_write, b"n")
+        except BlockingIOError:
+            # a full pipe wakes as well as one byte more would
+            return
+
+    # --- waking --------------------------------------------------------------------------------------
+
+    def _pause_s(self) -> float:
+        return min(_LOOK_S, self._settings.agent_poll_s)
+
+    def _drain_wakes(self) -> None:
+        try:
+            while os.read(self._wake_read, 4096):
+                continue
+        except BlockingIOError:
+            return
+
+    def _run_wakes(self, channel: str) -> None:
+        while not self._ended.is_set():
+            if self._wakes.wait(channel, _WAKE_WAIT_S):
+                self._link.kick()
+
+    def _watch_signals(self) -> None:
+        def stop(number: int, frame: object) -> None:
+            self._stop_signals += 1
+            self._notify()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, stop)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
+def run_agent(settings: Settings, config: NodeConfig | None = None) -> int:
+    """Run this machine's agent until SIGTERM or SIGINT; the exit code.
+
+    Call it on the main thread of a process of its own. ``config`` is by default what ``settings.config``
+    names. Raises :class:`farm.errors.InvalidInput` for a bad ``farm.toml`` and
+    :class:`farm.errors.Conflict` when another agent of the same node name runs with this data folder.
+    """
+    return Agent(settings, config or read_node_config(settings.config)).run()
+
+
+def _lock_node(path: Path, name: str) -> int:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        raise Conflict(
+            f"an agent of node {name!r} runs already with this data folder: stop it, or give this node "
+            "another name in farm.toml"
+        ) from None
+    return fd
+
+
+def _node_info() -> dict[str, Any]:
+    return {
+        "hostname": platform.node(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "pid": os.getpid(),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(run_agent(read_settings()))

@@ -1,0 +1,244 @@
+"""The control file: one small mapped file per slot, through which agent and slot talk without a system call.
+
+Every field is an aligned 64-bit word in the machine's byte order, so that a reader never sees half of one.
+
+====== ============ ====================================================================================
+offset written by   meaning
+====== ============ ====================================================================================
+0      who makes it :data:`MAGIC`
+8      agent        command word: ``serial << 16 | duty << 8 | command``; 0 when nothing was ever said
+16     agent        standing order of the slot: :data:`STOP` means begin no further task
+64     slot         beat: grows once per beat while the slot's threads run
+72     slot         serial of the attempt that it is on; 0 between attempts
+80     slot         monotonic nanoseconds at which that attempt began
+88     slot         monotonic nanoseconds of its last sign of progress
+96     slot         nanoseconds that the farm has held that attempt (pause, throttle)
+104    slot         progress of the attempt, 0 to 1, as the bits of a double
+112    slot         process id of the slot
+120    slot         last command word that it obeyed
+128    slot         number of declared child process groups (at most :data:`MAX_GROUPS`)
+136    slot         their ids
+512    slot         note: version (odd while it is being written), length in bytes, then UTF-8
+====== ============ ====================================================================================
+
+``serial`` is the attempt row's 48-bit integer. A word that names another attempt than the one the slot is on
+is void, so a late word cannot hit the next task. The monotonic clock is one for all processes of a machine.
+
+Measured on two shared cores: reading the word costs about 60 ns, :meth:`SlotControl.word` included about
+100 ns (``tests/benchmarks/control.py`` prints it).
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+
+SIZE = 4096
+MAGIC = int.from_bytes(b"STLCTL01", "little")
+MAX_SERIAL = (1 << 48) - 1
+MAX_GROUPS = 32
+STOP = 1
+_COMMAND, _ORDER = 1, 2
+_BEAT, _SERIAL, _BEGAN, _PROGRESSED, _HELD, _FRACTION, _PID, _OBEYED = 8, 9, 10, 11, 12, 13, 14, 15
+_GROUP_COUNT, _GROUPS = 16, 17
+_NOTE = 512
+_NOTE_MAX = 480
+
+
+class Command(IntEnum):
+    """What the agent asks of the attempt that the word names."""
+
+    RUN = 0
+    THROTTLE = 1
+    """Work for ``duty`` percent of the time."""
+    PAUSE = 2
+    """Stand still until another word comes."""
+    PARK = 3
+    """Save a checkpoint and give the task back."""
+    CANCEL = 4
+    EXPIRE = 5
+    """The attempt passed its time limit or its no-progress limit: fail."""
+    FENCE = 6
+    """The attempt is over: its lease ended, and another one may be running."""
+
+
+def pack(serial: int, command: Command, duty: int = 100) -> int:
+    """The command word. ``duty`` is a percentage, 1 to 100."""
+    if not 0 <= serial <= MAX_SERIAL:
+        raise ValueError(f"serial {serial} does not fit in 48 bits")
+    if not 0 < duty <= 100:
+        raise ValueError(f"duty {duty} is not a percentage from 1 to 100")
+    return serial << 16 | duty << 8 | command
+
+
+def unpack(word: int) -> tuple[int, int, Command]:
+    """``(serial, duty, command)`` of a word; an unknown command reads as ``RUN``."""
+    code = word & 0xFF
+    return word >> 16, word >> 8 & 0xFF, Command(code) if code <= Command.FENCE else Command.RUN
+
+
+class _Mapped:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            if os.fstat(fd).st_size != SIZE:
+                raise ValueError(f"{path} is not a control file: it has not {SIZE} bytes")
+            self._map = mmap.mmap(fd, SIZE)
+        finally:
+            os.close(fd)
+        self._words = memoryview(self._map).cast("Q")
+        if self._words[0] != MAGIC:
+            self.close()
+            raise ValueError(f"{path} is not a control file: its first bytes are wrong")
+
+    def close(self) -> None:
+        """Unmap. The file stays."""
+        self._words.release()
+        self._map.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a slot says of itself. Times in monotonic seconds; ``serial`` 0 means between attempts."""
+
+    beat: int
+    serial: int
+    began_at: float
+    progressed_at: float
+    held_s: float
+    fraction: float
+    pid: int
+    obeyed: int
+    groups: tuple[int, ...]
+
+
+class AgentControl(_Mapped):
+    """The agent's end of a slot's control file."""
+
+    @classmethod
+    def create(cls, path: Path) -> AgentControl:
+        """A fresh file, all zero, that replaces any other of that name (whose readers keep the old one)."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.new")
+        temporary.write_bytes(MAGIC.to_bytes(8, "little") + bytes(SIZE - 8))
+        temporary.chmod(0o600)
+        temporary.rename(path)
+        return cls(path)
+
+    def command(self, serial: int, command: Command, duty: int = 100) -> None:
+        """Say something to the attempt of that serial."""
+        self._words[_COMMAND] = pack(serial, command, duty)
+
+    def spoken(self) -> tuple[int, int, Command]:
+        """The last word said: ``(serial, duty, command)``."""
+        return unpack(self._words[_COMMAND])
+
+    def order_stop(self) -> None:
+        """The slot begins no further task."""
+        self._words[_ORDER] = STOP
+
+    def read(self) -> Reading:
+        """A reading whose fields belong to one attempt."""
+        words = self._words
+        while True:
+            serial = words[_SERIAL]
+            count = min(words[_GROUP_COUNT], MAX_GROUPS)
+            reading = Reading(
+                beat=words[_BEAT],
+                serial=serial,
+                began_at=words[_BEGAN] / 1e9,
+                progressed_at=words[_PROGRESSED] / 1e9,
+                held_s=words[_HELD] / 1e9,
+                fraction=struct.unpack("d", words[_FRACTION].to_bytes(8, "little"))[0],
+                pid=words[_PID],
+                obeyed=words[_OBEYED],
+                groups=tuple(words[_GROUPS : _GROUPS + count]),
+            )
+            if words[_SERIAL] == serial:
+                return reading
+
+    def note(self) -> str:
+        """The attempt's own words on where it is."""
+        for _ in range(100):
+            version, length = struct.unpack_from("QQ", self._map, _NOTE)
+            raw = self._map[_NOTE + 16 : _NOTE + 16 + min(length, _NOTE_MAX)]
+            if version % 2 == 0 and struct.unpack_from("Q", self._map, _NOTE)[0] == version:
+                return raw.decode("utf-8", "replace")
+        return ""
+
+
+class SlotControl(_Mapped):
+    """The slot's end of its control file. Only :meth:`beat` may be called from another thread."""
+
+    def hello(self, pid: int) -> None:
+        """Say who we are."""
+        self._words[_PID] = pid
+
+    def beat(self) -> None:
+        """Show that the process runs."""
+        self._words[_BEAT] += 1
+
+    def word(self) -> int:
+        """The command word as it stands (one aligned load)."""
+        return self._words[_COMMAND]
+
+    def stopping(self) -> bool:
+        """Whether no further task is to be begun."""
+        return bool(self._words[_ORDER] & STOP)
+
+    def begin(self, serial: int) -> None:
+        """We are now on this attempt."""
+        words = self._words
+        now = time.monotonic_ns()
+        words[_SERIAL] = 0
+        words[_HELD] = 0
+        words[_FRACTION] = 0
+        words[_GROUP_COUNT] = 0
+        words[_BEGAN] = now
+        words[_PROGRESSED] = now
+        self.note("")
+        words[_SERIAL] = serial
+
+    def end(self) -> None:
+        """We are on no attempt."""
+        self._words[_SERIAL] = 0
+        self._words[_GROUP_COUNT] = 0
+
+    def progressed(self, fraction: float | None = None) -> None:
+        """A sign of progress, and how far it is where that is known."""
+        if fraction is not None:
+            self._words[_FRACTION] = int.from_bytes(struct.pack("d", fraction), "little")
+        self._words[_PROGRESSED] = time.monotonic_ns()
+
+    def held(self, seconds: float) -> None:
+        """Time that the farm has held this attempt so far."""
+        self._words[_HELD] = int(seconds * 1e9)
+
+    def obeyed(self, word: int) -> None:
+        """The word that we act upon."""
+        self._words[_OBEYED] = word
+
+    def groups(self, pids: Sequence[int]) -> None:
+        """Child process groups that go with this attempt. Raises :class:`ValueError` for too many."""
+        if len(pids) > MAX_GROUPS:
+            raise ValueError(f"an attempt can declare at most {MAX_GROUPS} process groups, not {len(pids)}")
+        self._words[_GROUP_COUNT] = 0
+        for place, pid in enumerate(pids):
+            self._words[_GROUPS + place] = pid
+        self._words[_GROUP_COUNT] = len(pids)
+
+    def note(self, text: str) -> None:
+        """Where the attempt is, in words; cut to what fits."""
+        raw = text.encode()[:_NOTE_MAX]
+        version = struct.unpack_from("Q", self._map, _NOTE)[0]
+        struct.pack_into("Q", self._map, _NOTE, version | 1)
+        struct.pack_into("Q", self._map, _NOTE + 8, len(raw))
+        self._map[_NOTE + 16 : _NOTE + 16 + len(raw)] = raw
+        struct.pack_into("Q", self._map, _NOTE, (version | 1) + 1)

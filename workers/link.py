@@ -1,0 +1,302 @@
+"""The agent's link to the database: a thread, so that a database that hangs never holds up the agent.
+
+Each round it tells what has happened (deaths of slots, their spools replayed first), asks what is wished of
+our slots' tasks, and extends leases. The agent's main thread reads :attr:`DatabaseLink.view` and
+:meth:`DatabaseLink.silent_s`, and does everything that has to do with processes.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlalchemy as sa
+import structlog
+
+from farm import ledger
+from farm.db.connect import Database
+from farm.lifecycle import machines
+from farm.lifecycle.leases import extend
+from farm.settings import Settings
+from workers import repository
+from workers.managed_slot import Death, NodeFolders
+from workers.node_config import NodeConfig
+from workers.obituary import report_death
+from workers.patience import is_passing
+from workers.placement import place
+
+log = structlog.get_logger(__name__)
+STALE = float("inf")
+"""Age of the last beat of a slot that has no process."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What the database said last. ``held`` has the running tasks of our slots by attempt serial."""
+
+    held: dict[int, repository.HeldTask] = field(default_factory=dict)
+    slot_states: dict[str, str] = field(default_factory=dict)
+    fenced: frozenset[int] = frozenset()
+    """Serials that slots are on although the database knows them as over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """Who we are in the database."""
+
+    node_id: str
+    incarnation: str
+    slots: dict[str, str]
+    """Slot ids by slot name."""
+
+
+class DatabaseLink:
+    """See the module. ``notify`` is called from this thread whenever there is something new to look at."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        config: NodeConfig,
+        folders: NodeFolders,
+        info: dict[str, Any],
+        incarnation: str,
+        serials: Callable[[], dict[str, int]],
+        beats: Callable[[], dict[str, float]],
+        progress: Callable[[], dict[int, float]],
+        notify: Callable[[], None],
+        wake: Callable[[str], object],
+    ) -> None:
+        self._settings = settings
+        self._config = config
+        self._folders = folders
+        self._info = info
+        self._incarnation = incarnation
+        self._serials = serials
+        self._beats = beats
+        self._progress = progress
+        self._notify = notify
+        self._wake = wake
+        self._db = open_impatient(settings)
+        self._tasks: list[tuple[str, Callable[[], None]]] = []
+        self._lock = threading.Lock()
+        self._kick = threading.Event()
+        self._end = threading.Event()
+        self._answered_at = time.monotonic()
+        self._extended_at = 0.0
+        self.registration: Registration | None = None
+        self.view = View()
+        self.buried: list[str] = []
+        self._thread = threading.Thread(target=self._run, name="database", daemon=True)
+
+    def start(self) -> None:
+        """Begin; registration comes first."""
+        self._thread.start()
+
+    def kick(self) -> None:
+        """Look at the database now."""
+        self._kick.set()
+
+    def silent_s(self) -> float:
+        """Seconds since the database last answered."""
+        return time.monotonic() - self._answered_at
+
+    def bury(self, death: Death) -> None:
+        """Report a death; once that is done, the slot's id stands in :attr:`buried`."""
+
+        def once() -> None:
+            self._report(death)
+            with self._lock:
+                self.buried.append(death.slot_id)
+            self._wake("scheduler")
+
+        self._add(f"death of {death.slot_id}", once)
+
+    def take_buried(self) -> list[str]:
+        """Slots whose death has been reported since the last call."""
+        with self._lock:
+            taken, self.buried = self.buried, []
+        return taken
+
+    def set_slot_state(self, slot_id: str, state: str, reason: str | None) -> None:
+        """Write a slot's state as soon as that can be done."""
+
+        def once() -> None:
+            with self._db.write() as conn:
+                machines.set_slot_state(conn, slot_id, state, reason)
+
+        self._add(f"{slot_id} {state}", once)
+
+    def leave(self) -> None:
+        """Say that the node goes down, in order after what was said before."""
+
+        def once() -> None:
+            assert self.registration is not None
+            with self._db.write() as conn:
+                repository.leave_node(conn, self.registration.node_id)
+            self._wake("scheduler")
+
+        self._add("node down", once)
+
+    def idle(self) -> bool:
+        """Whether all that was to be told has been told."""
+        with self._lock:
+            return not self._tasks
+
+    def stop(self, wait_s: float) -> None:
+        """End the thread, even with things untold; the spool and the leases keep them."""
+        self._end.set()
+        self._kick.set()
+        self._thread.join(wait_s)
+
+    # --- the thread ----------------------------------------------------------------------------------
+
+    def _add(self, what: str, action: Callable[[], None]) -> None:
+        with self._lock:
+            self._tasks.append((what, action))
+        self._kick.set()
+
+    def _run(self) -> None:
+        while not self._end.is_set():
+            try:
+                self._round()
+                self._answered_at = time.monotonic()
+            except Exception as error:  # noqa: BLE001  the thread must live; silence makes the agent park
+                level = log.warning if is_passing(error) else log.exception
+                level("the database could not be worked with", error=str(error)[:300])
+            self._notify()
+            self._kick.wait(self._settings.agent_poll_s)
+            self._kick.clear()
+
+    def _round(self) -> None:
+        if self.registration is None:
+            self.registration = self._register()
+            return
+        self._tell()
+        self._ask()
+        now = time.monotonic()
+        if now - self._extended_at >= self._settings.lease_extend_s:
+            self._extend()
+            self._extended_at = now
+
+    def _tell(self) -> None:
+        while not self._end.is_set():
+            with self._lock:
+                if not self._tasks:
+                    return
+                what, action = self._tasks[0]
+            try:
+                action()
+            except Exception as error:
+                if is_passing(error):
+                    raise
+                # never again would this one succeed; the lease brings the task back
+                log.exception("could not be told to the database", what=what)
+            with self._lock:
+                self._tasks.pop(0)
+            self._answered_at = time.monotonic()
+            self._notify()
+
+    def _ask(self) -> None:
+        assert self.registration is not None
+        node_id = self.registration.node_id
+        # read before the query: what began after it is not missed in its answer
+        serials = self._serials()
+        with self._db.read() as conn:
+            held = {task.serial: task for task in repository.held_tasks(conn, node_id)}
+            states = {slot: state for slot, (state, _) in repository.slot_states(conn, node_id).items()}
+        fenced = frozenset(serial for serial in serials.values() if serial and serial not in held)
+        self.view = View(held, states, fenced)
+        fractions = self._progress()
+        moved = [
+            (task.task_id, task.epoch, fractions[serial])
+            for serial, task in held.items()
+            if serial in fractions and abs(fractions[serial] - (task.progress or 0.0)) >= 0.005
+        ]
+        if moved:
+            with self._db.write() as conn:
+                repository.note_progress(conn, moved)
+
+    def _extend(self) -> None:
+        assert self.registration is not None
+        node_id = self.registration.node_id
+        ages = self._beats()
+        mine = [
+            (task.task_id, task.epoch)
+            for task in self.view.held.values()
+            if ages.get(task.slot_id, STALE) < self._settings.beat_stale_s
+        ]
+        if mine:
+            with self._db.write() as conn:
+                extend(conn, node_id, mine, self._settings.lease_s)
+        with self._db.write() as conn:
+            machines.node_seen(conn, node_id, {slot: age for slot, age in ages.items() if age < STALE})
+
+    def _report(self, death: Death) -> None:
+        try:
+            report_death(self._db, self._settings, death)
+        except Exception as error:
+            if is_passing(error):
+                raise
+            # never would this one succeed; the lease brings the task back, the spool is kept for people
+            log.exception("a death could not be reported", slot=death.slot_id)
+            if death.spool.exists():
+                death.spool.rename(death.spool.with_suffix(".refused"))
+
+    def _register(self) -> Registration:
+        settings = self._settings
+        budgets = {
+            "spool": settings.spool_budget,
+            "shm": settings.shm_budget,
+            "store": settings.store_budget,
+            "pinned": settings.pinned_budget,
+        } | dict(self._config.budgets)
+        with self._db.write() as conn:
+            node_id = machines.register_node(conn, self._config.name, self._info, self._incarnation)
+            known = repository.slot_states(conn, node_id)
+            slots = {
+                slot.name: machines.register_slot(conn, node_id, slot.name, slot.pools, place(slot).device)
+                for slot in self._config.slots
+            }
+            for medium, size in budgets.items():
+                ledger.set_budget(conn, node_id, medium, size)
+            machines.retire_slots(conn, node_id, keep=list(slots.values()))
+        folder = self._folders.spool
+        # an agent before us was killed: its slots are dead, their spools still count
+        for slot_id, (_, incarnation) in known.items():
+            if incarnation is not None:
+                spool = folder / f"{slot_id}.{incarnation}.spool"
+                self._report(Death.unseen(slot_id, incarnation, spool))
+        for spool in sorted(folder.glob("*.spool")):
+            slot_id, incarnation = spool.name.split(".")[:2]
+            self._report(Death.unseen(slot_id, incarnation, spool))
+        self._wake("scheduler")
+        return Registration(node_id, self._incarnation, slots)
+
+
+def open_impatient(settings: Settings) -> Database:
+    """A database whose statements wait for a lock only so long, and which notices a dead network."""
+    url = sa.engine.make_url(settings.resolved_database_url)
+    wait_ms = int(settings.lease_lock_wait_s * 1000)
+    if url.get_backend_name() == "postgresql":
+        url = url.update_query_dict(
+            {
+                "options": f"-c lock_timeout={wait_ms} -c statement_timeout={wait_ms * 2}",
+                "tcp_user_timeout": str(wait_ms * 2),
+                "keepalives_idle": "5",
+                "keepalives_interval": "2",
+                "keepalives_count": "3",
+            }
+        )
+    db = Database(url.render_as_string(hide_password=False), pool_size=2)
+    if db.is_sqlite:
+
+        def impatient(dbapi_connection: Any, record: Any) -> None:
+            with suppress(Exception):
+                dbapi_connection.execute(f"PRAGMA busy_timeout = {wait_ms}")
+
+        sa.event.listen(db.engine, "connect", impatient)
+    return db

@@ -1,0 +1,275 @@
+"""One slot as its agent manages it: process, control file, clocks, and what the agent has decided on it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from farm.ids import new_id
+from farm.settings import Settings
+from workers.bench import SlotIdentity
+from workers.cgroup import Cgroup
+from workers.control import AgentControl, Command, Reading
+from workers.limits import Limits
+from workers.placement import Placement
+from workers.processes import ExitNote, SlotProcess
+
+ANY_SERIAL = -1
+"""Serial of a death that nobody saw: which attempt the slot was on is not known."""
+_OUTPUT_MAX = 5 * 2**20
+_BACKOFF_S = (0.0, 0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+_SETTLED_S = 30.0
+_SOURCE = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFolders:
+    """Folders of one node on its own disk."""
+
+    control: Path
+    spool: Path
+    scratch: Path
+    output: Path
+    lock: Path
+
+    @classmethod
+    def of(cls, settings: Settings, node_name: str) -> NodeFolders:
+        """Make them. Nodes that share a data folder do not share these."""
+        run = settings.run_dir / "nodes" / node_name
+        folders = cls(run, settings.data / "spool" / node_name, run / "scratch", run / "output", run / "lock")
+        for folder in (folders.control, folders.spool, folders.scratch, folders.output):
+            folder.mkdir(parents=True, exist_ok=True)
+        return folders
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """One process life of a slot that is over, as the database is to hear of it."""
+
+    slot_id: str
+    incarnation: str
+    spool: Path
+    serial: int
+    """Attempt that the slot was on; 0: none."""
+    note: str
+    command: Command
+    """What the agent had asked of that attempt; ``RUN``: it died by itself."""
+    reason: str = ""
+
+    @classmethod
+    def unseen(cls, slot_id: str, incarnation: str, spool: Path) -> Death:
+        """The death of a slot whose agent died before it or with it."""
+        return cls(slot_id, incarnation, spool, ANY_SERIAL, "ended with its agent", Command.RUN)
+
+
+class ManagedSlot:
+    """A slot's process lives and what is known of the present one."""
+
+    def __init__(
+        self, slot_id: str, name: str, placement: Placement, node: tuple[str, str], folders: NodeFolders
+    ) -> None:
+        self.slot_id = slot_id
+        self.name = name
+        self.placement = placement
+        self.incarnation = ""
+        self.process: SlotProcess | None = None
+        self.control: AgentControl | None = None
+        self.limits = Limits()
+        self.reading: Reading | None = None
+        self.beat_moved_at = 0.0
+        self.kill_at: float | None = None
+        self.killed = False
+        self.asked: Command = Command.RUN
+        self.asked_serial = 0
+        self.asked_reason = ""
+        self.restart_at: float | None = 0.0
+        self._quick_deaths = 0
+        self._node = node
+        self._folders = folders
+        self._stopped_groups: tuple[int, ...] = ()
+
+    # --- life ----------------------------------------------------------------------------------------
+
+    def start(self, settings: Settings) -> None:
+        """Start a new process life; on the main thread."""
+        self.incarnation = new_id("slot")
+        control_path = self._folders.control / f"{self.name}.control"
+        self.control = AgentControl.create(control_path)
+        scratch = self._folders.scratch / self.name
+        _empty(scratch)
+        node_id, node_name = self._node
+        identity = SlotIdentity(
+            slot_id=self.slot_id,
+            slot_name=self.name,
+            node_id=node_id,
+            node_name=node_name,
+            incarnation=self.incarnation,
+            control=str(control_path),
+            spool=str(self.spool_path()),
+            scratch=str(scratch),
+            device=self.placement.device,
+        )
+        output = self._folders.output / f"{self.name}.log"
+        if output.exists() and output.stat().st_size > _OUTPUT_MAX:
+            output.rename(output.with_suffix(".log.1"))
+        self.process = SlotProcess(
+            [sys.executable, "-m", "workers.slot"],
+            _environment(settings) | self.placement.environment | identity.to_environment(),
+            output,
+            cpus=self.placement.cpus,
+            nice=self.placement.nice,
+            cgroup=Cgroup.make(f"{cgroup_prefix(node_id)}{self.name}"),
+        )
+        now = time.monotonic()
+        self.limits = Limits()
+        self.reading = None
+        self.beat_moved_at = now
+        self.kill_at = None
+        self.killed = False
+        self.restart_at = None
+        self._say_nothing()
+
+    def spool_path(self) -> Path:
+        """The spool file of this process life."""
+        return self._folders.spool / f"{self.slot_id}.{self.incarnation}.spool"
+
+    def ended(self) -> Death:
+        """Collect a process that is over; says what the database is to hear."""
+        assert self.process is not None and self.control is not None
+        lived_s = time.monotonic() - self.process.started_at
+        note = self.process.collect()
+        serial = self.control.read().serial
+        self.control.close()
+        self.process = self.control = None
+        # a slot that lived for a while, or was ended by us, is no sign of trouble
+        self._quick_deaths = 0 if lived_s > _SETTLED_S or self.killed else self._quick_deaths + 1
+        asked_this = serial != 0 and serial == self.asked_serial
+        return Death(
+            slot_id=self.slot_id,
+            incarnation=self.incarnation,
+            spool=self.spool_path(),
+            serial=serial,
+            note=_told(note),
+            command=self.asked if asked_this else Command.RUN,
+            reason=self.asked_reason if asked_this else "",
+        )
+
+    def back_off_s(self) -> float:
+        """How long to wait before the next start."""
+        return _BACKOFF_S[min(self._quick_deaths, len(_BACKOFF_S) - 1)]
+
+    # --- looking and telling -------------------------------------------------------------------------
+
+    def look(self, now: float) -> Reading | None:
+        """Read the control file; ``None`` where no process runs."""
+        if self.control is None or self.process is None:
+            return None
+        reading = self.control.read()
+        if self.reading is None or reading.beat != self.reading.beat:
+            self.beat_moved_at = now
+        self.reading = reading
+        standing = self.process.frozen or (
+            self.asked is Command.PAUSE and self.asked_serial == reading.serial
+        )
+        self.limits.look(reading, now, standing)
+        if reading.serial != self.asked_serial:
+            self._say_nothing()
+        return reading
+
+    def present_serial(self) -> int:
+        """The attempt that the slot is on right now; any thread may ask."""
+        control = self.control
+        try:
+            return control.read().serial if control is not None else 0
+        except ValueError:
+            # closed by the main thread in this moment
+            return 0
+
+    def beat_age_s(self, now: float) -> float:
+        """Seconds since it last beat; 0 when we stopped it ourselves, infinite without a process."""
+        process = self.process
+        if process is None:
+            return float("inf")
+        return 0.0 if process.frozen else now - self.beat_moved_at
+
+    def tell(self, command: Command, reason: str, grace_s: float | None, now: float) -> None:
+        """Ask something of the attempt that the slot is on; kill it when it has not ended after the grace."""
+        if self.control is None or self.reading is None or self.reading.serial == 0:
+            return
+        serial = self.reading.serial
+        if (command, serial) == (self.asked, self.asked_serial):
+            return
+        if serial != self.asked_serial and command is Command.RUN:
+            return
+        self.control.command(serial, command)
+        self._signal_groups(command)
+        self.asked, self.asked_serial, self.asked_reason = command, serial, reason
+        self.kill_at = None if grace_s is None else now + grace_s
+
+    def kill(self) -> None:
+        """End the process and all below it."""
+        if self.process is not None:
+            self.killed = True
+            self.kill_at = None
+            self.process.kill()
+
+    def end(self) -> None:
+        """Ask the process to park its task, begin nothing and end."""
+        if self.process is not None and self.control is not None:
+            self.control.order_stop()
+            self._signal_groups(Command.PARK)
+            self.process.ask_to_end()
+
+    def _say_nothing(self) -> None:
+        self.asked, self.asked_serial, self.asked_reason = Command.RUN, 0, ""
+        self.kill_at = None
+        self._stopped_groups = ()
+
+    def _signal_groups(self, command: Command) -> None:
+        """Foreign programs do not read the control word: stop them as groups, or let them go on."""
+        assert self.reading is not None or command is Command.PARK
+        if command is Command.PAUSE and self.reading is not None:
+            self._stopped_groups = self.reading.groups
+            _signal(self._stopped_groups, signal.SIGSTOP)
+        elif self._stopped_groups:
+            _signal(self._stopped_groups, signal.SIGCONT)
+            self._stopped_groups = ()
+
+
+def cgroup_prefix(node_id: str) -> str:
+    """Beginning of the names of a node's cgroups."""
+    return f"stillframe-{node_id[-12:]}-"
+
+
+def _told(note: ExitNote) -> str:
+    left = f"; {note.left} of its processes could not be killed" if note.left else ""
+    return f"{note}{left}"
+
+
+def _environment(settings: Settings) -> dict[str, str]:
+    """The agent's own environment, with every setting as the agent has it."""
+    found = dict(os.environ)
+    values: Mapping[str, object] = settings.model_dump()
+    found |= {f"FARM_{name.upper()}": str(value) for name, value in values.items() if value is not None}
+    paths = [str(_SOURCE), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    found["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    return found
+
+
+def _empty(folder: Path) -> None:
+    import shutil
+
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+def _signal(groups: Iterable[int], number: int) -> None:
+    for group in groups:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, number)
