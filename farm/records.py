@@ -50,7 +50,8 @@ class ClaimedTask:
     project_id: str
     take: int
     frames: str | None
-    """Frame range still to make (frames that an earlier attempt published are left out)."""
+    """Frame range still to make: frames that an earlier attempt published are left out. None for a task that
+    makes no frames; empty when all are published already, so that nothing is left but to finish."""
     job_spec: dict[str, Any]
     step_payload: dict[str, Any]
     task_payload: dict[str, Any]

@@ -1,0 +1,74 @@
+"""Very many rows into a table, in batches: COPY on PostgreSQL, ``executemany`` on SQLite.
+
+Rows are tuples of text, numbers, booleans and None, in the order of the columns; JSON is given as text. A
+batch is as much as is held in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import sqlalchemy as sa
+
+BATCH = 10_000
+_ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
+Value = str | int | float | bool | None
+
+
+class BulkRows:
+    """Collects rows of one table and writes them :data:`BATCH` at a time; :meth:`flush` writes the rest.
+
+    Tables that refer to each other are flushed by their owner in the order of their references.
+    """
+
+    def __init__(self, conn: sa.Connection, table: sa.Table, columns: Sequence[str]) -> None:
+        self._conn = conn
+        self._table = table.name
+        self._columns = columns
+        self._copies = conn.dialect.name == "postgresql"
+        self._rows: list[tuple[Value, ...]] = []
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(self, row: tuple[Value, ...]) -> None:
+        """Keep a row for the next flush."""
+        self._rows.append(row)
+
+    def flush(self) -> None:
+        """Write what was collected."""
+        if not self._rows:
+            return
+        names = ", ".join(f'"{name}"' for name in self._columns)
+        if self._copies:
+            self._copy(f'COPY "{self._table}" ({names}) FROM STDIN')
+        else:
+            marks = ", ".join("?" * len(self._columns))
+            self._conn.exec_driver_sql(f'INSERT INTO "{self._table}" ({names}) VALUES ({marks})', self._rows)
+        self._rows = []
+
+    def _copy(self, statement: str) -> None:
+        raw = cast(Any, self._conn.connection)
+        with raw.cursor() as cursor, cursor.copy(statement) as copy:
+            lines: list[str] = []
+            for row in self._rows:
+                lines.append("\t".join([_copied(value) for value in row]))
+                if len(lines) == 1000:
+                    copy.write("\n".join(lines) + "\n")
+                    lines = []
+            if lines:
+                copy.write("\n".join(lines) + "\n")
+
+
+def _copied(value: Value) -> str:
+    """A value in COPY's text format."""
+    if type(value) is str:
+        return value.translate(_ESCAPES) if not value.isalnum() else value
+    if value is None:
+        return "\\N"
+    if value is True:
+        return "t"
+    if value is False:
+        return "f"
+    return repr(value)

@@ -1,0 +1,99 @@
+"""Many rows in one statement, the same way on both databases: a JSON parameter read back as a table.
+
+The only dialect-specific SQL besides :mod:`farm.db.connect` and the bulk loading of a submission. One
+parameter, so no limit of parameters is met and the compiled statement is reused for any number of rows.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+_POSTGRES_TYPES = {
+    "text": "text", "int": "bigint", "float": "double precision", "bool": "boolean", "json": "jsonb",
+}  # fmt: skip
+_SQLITE_READS = {
+    "text": "value ->> '$.{}'",
+    "int": "CAST(value ->> '$.{}' AS INTEGER)",
+    "float": "CAST(value ->> '$.{}' AS REAL)",
+    "bool": "value ->> '$.{}'",
+    "json": "NULLIF(value -> '$.{}', 'null')",
+}
+_SQL_TYPES: dict[str, sa.types.TypeEngine[Any]] = {
+    "text": sa.Text(), "int": sa.BigInteger(), "float": sa.Double(), "bool": sa.Boolean(), "json": sa.JSON(),
+}  # fmt: skip
+
+
+def json_rows(
+    conn: sa.Connection, name: str, columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]]
+) -> sa.Subquery:
+    """A subquery called ``name`` that has these rows.
+
+    ``columns`` maps names to ``text``, ``int``, ``float``, ``bool`` or ``json``; a missing key is NULL.
+    """
+    parameter = f"{name}_rows"
+    if conn.dialect.name == "postgresql":
+        shape = ", ".join(f"{column} {_POSTGRES_TYPES[kind]}" for column, kind in columns.items())
+        text = f"SELECT * FROM jsonb_to_recordset(CAST(:{parameter} AS jsonb)) AS r({shape})"
+    else:
+        reads = ", ".join(
+            f"{_SQLITE_READS[kind].format(column)} AS {column}" for column, kind in columns.items()
+        )
+        text = f"SELECT {reads} FROM json_each(:{parameter})"
+    return (
+        sa.text(text)
+        .bindparams(sa.bindparam(parameter, dumps(list(rows)), sa.Text()))
+        .columns(*(sa.column(column, _SQL_TYPES[kind]) for column, kind in columns.items()))
+        .subquery(name)
+    )
+
+
+def id_rows(conn: sa.Connection, ids: Iterable[str]) -> sa.Select[tuple[str]]:
+    """A subquery of ids for ``column.in_(...)``, however many there are."""
+    rows = json_rows(conn, "ids", {"id": "text"}, [{"id": item} for item in ids])
+    return sa.select(rows.c.id)
+
+
+def lock(conn: sa.Connection, statement: sa.Select[Any], *, skip_locked: bool = False) -> sa.Select[Any]:
+    """The same SELECT, which on PostgreSQL locks the rows for an update (SQLite has one writer anyway)."""
+    if conn.dialect.name == "postgresql":
+        return statement.with_for_update(key_share=True, skip_locked=skip_locked)
+    return statement
+
+
+def insert_missing(conn: sa.Connection, table: sa.Table) -> Any:
+    """An INSERT that leaves rows whose key is there already as they are (``ON CONFLICT DO NOTHING``)."""
+    if conn.dialect.name == "postgresql":
+        from sqlalchemy.dialects.postgresql import insert as postgresql_insert
+
+        return postgresql_insert(table).on_conflict_do_nothing()
+    from sqlalchemy.dialects.sqlite import insert as sqlite_insert
+
+    return sqlite_insert(table).on_conflict_do_nothing()
+
+
+def clean_text(text: str) -> str:
+    """Text that both databases can hold: NUL and lone surrogates (broken bytes of a log) are replaced."""
+    return text.replace("\x00", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode("utf-8")
+
+
+def clean_json(value: Any) -> Any:
+    """A JSON value that both databases can hold: text as in :func:`clean_text`, NaN and infinities None."""
+    if isinstance(value, str):
+        return clean_text(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {clean_text(str(key)): clean_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [clean_json(item) for item in value]
+    return value
+
+
+def dumps(value: Any) -> str:
+    """Compact JSON; raises :class:`ValueError` for NaN, which no database takes."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)

@@ -1,0 +1,150 @@
+"""Tasks read under a lock, changed in Python, and written back in one statement that checks them again."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import sqlalchemy as sa
+
+from farm.db.rows import json_rows, lock
+from farm.db.tables import steps, tasks
+from farm.lifecycle.counters import Moves
+from farm.states import Actor, TaskState, may_move
+
+
+@dataclass(slots=True)
+class TaskRow:
+    """The parts of a task that its life changes, with those of its step that decide how."""
+
+    id: str
+    step_id: str
+    job_id: str
+    take: int
+    frames: str | None
+    max_retries: int
+    waiting_on: int
+    state: str
+    epoch: int
+    charged: int
+    node_losses: int
+    solo: bool
+    slot_id: str | None
+    ready_at: float | None
+    not_before: float | None
+    dispatched_at: float | None
+    started_at: float | None
+    lease_expires_at: float | None
+    finished_at: float | None
+    wish: str | None
+    checkpoint: str | None
+    result: Any
+    progress: float | None
+    error: str | None
+    was_state: str = ""
+    was_epoch: int = 0
+
+    def to_ready(self, now: float, *, not_before: float | None = None) -> None:
+        """Back to the queue; the epoch stays until the next dispatch gives a new one."""
+        self.state = TaskState.READY
+        self.ready_at = now
+        self.not_before = not_before
+        self._leave_slot()
+
+    def to_end(self, state: TaskState, now: float, error: str | None = None) -> None:
+        """Into a state that no attempt or timer leaves."""
+        self.state = state
+        self.finished_at = now
+        self.error = error
+        self._leave_slot()
+
+    def _leave_slot(self) -> None:
+        self.slot_id = None
+        self.dispatched_at = None
+        self.lease_expires_at = None
+        self.wish = None
+        if self.state != TaskState.DONE:
+            self.progress = None
+
+
+_WRITTEN = {
+    "state": "text", "epoch": "int", "charged": "int", "node_losses": "int", "solo": "bool",
+    "slot_id": "text", "ready_at": "float", "not_before": "float", "dispatched_at": "float",
+    "started_at": "float", "lease_expires_at": "float", "finished_at": "float", "wish": "text",
+    "checkpoint": "text", "result": "json", "progress": "float", "error": "text",
+}  # fmt: skip
+_READ = [f.name for f in fields(TaskRow) if f.name not in ("job_id", "max_retries", "was_state", "was_epoch")]
+
+
+def read_tasks(
+    conn: sa.Connection, task_ids: Iterable[str], *, skip_locked: bool = False
+) -> dict[str, TaskRow]:
+    """Lock these tasks in id order and read them; those that do not exist (or are skipped) are left out."""
+    ids = sorted(set(task_ids))
+    if not ids:
+        return {}
+    query = sa.select(*(tasks.c[name] for name in _READ)).where(tasks.c.id.in_(ids)).order_by(tasks.c.id)
+    rows = conn.execute(lock(conn, query, skip_locked=skip_locked)).mappings().all()
+    step_ids = {row["step_id"] for row in rows}
+    of_step = {
+        step_id: (job_id, max_retries)
+        for step_id, job_id, max_retries in conn.execute(
+            sa.select(steps.c.id, steps.c.job_id, steps.c.max_retries).where(steps.c.id.in_(step_ids))
+        )
+    }
+    found = {}
+    for row in rows:
+        job_id, max_retries = of_step[row["step_id"]]
+        task = TaskRow(**row, job_id=job_id, max_retries=max_retries)
+        task.was_state, task.was_epoch = task.state, task.epoch
+        found[task.id] = task
+    return found
+
+
+def write_tasks(conn: sa.Connection, actor: Actor, rows: Sequence[TaskRow], moves: Moves) -> list[TaskRow]:
+    """Write back tasks that :func:`read_tasks` read, and count the moves of those that were written.
+
+    A row is written only if its state and epoch still are what was read. Raises :class:`ValueError` for a
+    move that the state table does not allow this actor.
+    """
+    if not rows:
+        return []
+    for row in rows:
+        if row.state != row.was_state and not may_move(TaskState(row.was_state), TaskState(row.state), actor):
+            raise ValueError(f"{actor} may not move a task from {row.was_state} to {row.state}")
+    written = json_rows(
+        conn,
+        "new",
+        {"id": "text", "was_state": "text", "was_epoch": "int", **_WRITTEN},
+        [
+            {"id": row.id, "was_state": row.was_state, "was_epoch": row.was_epoch}
+            | {name: getattr(row, name) for name in _WRITTEN}
+            for row in rows
+        ],
+    )
+    statement = (
+        tasks.update()
+        .values({name: written.c[name] for name in _WRITTEN})
+        .where(
+            tasks.c.id == written.c.id,
+            tasks.c.state == written.c.was_state,
+            tasks.c.epoch == written.c.was_epoch,
+        )
+        .returning(tasks.c.id)
+    )
+    changed = set(conn.scalars(statement))
+    done = [row for row in rows if row.id in changed]
+    for row in done:
+        moves.move(row.step_id, row.was_state, row.state)
+        row.was_state, row.was_epoch = row.state, row.epoch
+    return done
+
+
+def by_step(rows: Iterable[TaskRow]) -> dict[str, list[TaskRow]]:
+    """The tasks of each step."""
+    grouped: dict[str, list[TaskRow]] = defaultdict(list)
+    for row in rows:
+        grouped[row.step_id].append(row)
+    return dict(grouped)
