@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import count
 
 import sqlalchemy as sa
 
@@ -86,18 +87,20 @@ class TaskLoader:
         waits_for: Iterable[FrameIndex] = (),
         index: FrameIndex | None = None,
         take: int = 1,
+        positions: Iterable[int] | None = None,
     ) -> Loaded:
         """Write a step's tasks and frames.
 
         ``blocked``: the step itself waits for something. ``waits_for`` are the steps that its tasks wait for
-        frame by frame. ``index`` collects the tasks for steps that wait for this one.
+        frame by frame. ``index`` collects the tasks for steps that wait for this one. ``positions`` are the
+        tasks' places in the step, by default 0, 1, 2…
         """
         loaded = Loaded()
         upstream = list(waits_for)
-        for position, plan in enumerate(plans):
+        for position, plan in zip(positions if positions is not None else count(), plans, strict=False):
             numbers = plan.frames
-            count = len(numbers) if numbers is not None else 0
-            self._allowance.take(count)
+            makes = len(numbers) if numbers is not None else 0
+            self._allowance.take(makes)
             task_id = new_id("task")
             waiting = 0
             if upstream:
@@ -124,7 +127,7 @@ class TaskLoader:
             if numbers is not None:
                 for number in numbers:
                     self._frames.add((step_id, number, take, self._job_id, task_id, "pending", take == 1))
-                loaded.frames += count
+                loaded.frames += makes
             if index is not None:
                 index.add(task_id, numbers)
             if ready:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import sqlalchemy as sa
 
 from farm import events, ledger
 from farm.db.connect import db_now
 from farm.db.tables import attempts, buffers, job_dependencies, jobs, steps, tasks
-from farm.errors import Conflict, InvalidInput, NotFound, PreconditionFailed
+from farm.errors import Conflict, InvalidInput
 from farm.lifecycle.counters import Change, Moves, apply_to_steps, derive_steps
+from farm.lifecycle.job_rows import change_job, read_job, step_ids
 from farm.lifecycle.locks import lock_job
 from farm.lifecycle.release import promote, settle
 from farm.lifecycle.slot_rows import idle_slots, lock_slots
+from farm.lifecycle.takes import retake, set_current_take
 from farm.states import GroupState, TaskState
+
+__all__ = [
+    "cancel_job", "delete_job", "park_task", "pause_job", "resume_job", "retake", "retry_job",
+    "set_current_take", "set_priority",
+]  # fmt: skip
 
 _ENDED = (GroupState.DONE, GroupState.FAILED, GroupState.CANCELLED)
 
@@ -28,15 +33,14 @@ def cancel_job(conn: sa.Connection, job_id: str, *, version: int | None = None) 
     # slots come before the job in the order of locks, and only the job knows which they are
     waiting_slots = _dispatched_slots(conn, job_id)
     lock_slots(conn, waiting_slots)
-    job = _job(conn, job_id, version)
+    job = read_job(conn, job_id, version)
     if job["cancel_requested"]:
         return
     if job["state"] in _ENDED:
         raise Conflict(f"job {job_id} is {job['state']}; there is nothing left to cancel")
-    _change(conn, job_id, {"cancel_requested": True}, "cancel")
+    change_job(conn, job_id, {"cancel_requested": True}, "cancel")
     moves = Moves()
-    ids = _step_ids(conn, job_id)
-    for step_id in ids:
+    for step_id in step_ids(conn, job_id):
         for state in (TaskState.BLOCKED, TaskState.READY, TaskState.DISPATCHED):
             # in this order: a task that is dispatched or claimed meanwhile is met again in its new state
             number = conn.execute(
@@ -65,21 +69,21 @@ def cancel_job(conn: sa.Connection, job_id: str, *, version: int | None = None) 
 
 def pause_job(conn: sa.Connection, job_id: str, *, version: int | None = None) -> None:
     """Give the job no new slots, and ask what runs to park. Again is fine."""
-    job = _job(conn, job_id, version)
+    job = read_job(conn, job_id, version)
     if job["paused"]:
         return
     if job["state"] in _ENDED:
         raise Conflict(f"job {job_id} is {job['state']}; there is nothing left to pause")
-    _change(conn, job_id, {"paused": True}, "pause")
+    change_job(conn, job_id, {"paused": True}, "pause")
     _wish(conn, job_id, "park", only=tasks.c.wish.is_(None))
 
 
 def resume_job(conn: sa.Connection, job_id: str, *, version: int | None = None) -> None:
     """Let a paused job go on, and forget the wish to park of what still runs. Again is fine."""
-    job = _job(conn, job_id, version)
+    job = read_job(conn, job_id, version)
     if not job["paused"]:
         return
-    _change(conn, job_id, {"paused": False}, "resume")
+    change_job(conn, job_id, {"paused": False}, "resume")
     _wish(conn, job_id, None, only=tasks.c.wish == "park")
 
 
@@ -87,9 +91,9 @@ def set_priority(conn: sa.Connection, job_id: str, priority: int, *, version: in
     """Change the job's priority, 0 to 100; higher goes first within its project."""
     if not 0 <= priority <= 100:
         raise InvalidInput(f"the priority is {priority}, but must be from 0 to 100")
-    job = _job(conn, job_id, version)
+    job = read_job(conn, job_id, version)
     if job["priority"] != priority:
-        _change(conn, job_id, {"priority": priority}, "priority")
+        change_job(conn, job_id, {"priority": priority}, "priority")
 
 
 def retry_job(conn: sa.Connection, job_id: str, *, version: int | None = None) -> int:
@@ -99,7 +103,7 @@ def retry_job(conn: sa.Connection, job_id: str, *, version: int | None = None) -
     unreachable because of it, wait again as well. Raises :class:`farm.errors.Conflict` when nothing has
     failed, when the job was cancelled, or when a job that it comes after has not succeeded.
     """
-    job = _job(conn, job_id, version)
+    job = read_job(conn, job_id, version)
     if job["cancel_requested"]:
         raise Conflict(f"job {job_id} was cancelled; submit it again")
     counts = conn.execute(
@@ -112,7 +116,7 @@ def retry_job(conn: sa.Connection, job_id: str, *, version: int | None = None) -
     _refuse_unreached(conn, job_id, job["waiting_on"])
     moves = Moves()
     ready = 0
-    for step_id in _step_ids(conn, job_id):
+    for step_id in step_ids(conn, job_id):
         number = conn.execute(
             tasks.update()
             .where(tasks.c.step_id == step_id, tasks.c.state == TaskState.FAILED)
@@ -130,7 +134,7 @@ def retry_job(conn: sa.Connection, job_id: str, *, version: int | None = None) -
         ).rowcount
         moves.move(step_id, TaskState.FAILED, TaskState.READY, number)
         ready += number
-    _change(conn, job_id, {"error": None}, "retry")
+    change_job(conn, job_id, {"error": None}, "retry")
     _reach_again(conn, job_id, moves)
     changes = apply_to_steps(conn, moves)
     changes += _derive_deferred(conn, job_id, moves)
@@ -143,7 +147,7 @@ def delete_job(conn: sa.Connection, job_id: str, *, version: int | None = None) 
 
     Raises :class:`farm.errors.Conflict` while it has not ended, or while another job still waits for it.
     """
-    job = _job(conn, job_id, version)
+    job = read_job(conn, job_id, version)
     if job["state"] not in _ENDED:
         raise Conflict(f"job {job_id} is {job['state']}; cancel it first, and delete it when it has ended")
     waiting = conn.scalars(
@@ -183,29 +187,6 @@ def park_task(conn: sa.Connection, task_id: str, epoch: int) -> bool:
 
 
 # --- shared ------------------------------------------------------------------------------------------
-
-
-def _job(conn: sa.Connection, job_id: str, version: int | None) -> dict[str, Any]:
-    """Lock the job's structure and read the job."""
-    lock_job(conn, job_id)
-    row = conn.execute(sa.select(jobs).where(jobs.c.id == job_id)).mappings().one_or_none()
-    if row is None:
-        raise NotFound(f"there is no job {job_id}")
-    if version is not None and row["version"] != version:
-        raise PreconditionFailed(
-            f"job {job_id} has version {row['version']}, If-Match names {version}; read it again"
-        )
-    return dict(row)
-
-
-def _change(conn: sa.Connection, job_id: str, values: dict[str, Any], what: str) -> None:
-    conn.execute(jobs.update().where(jobs.c.id == job_id).values(version=jobs.c.version + 1, **values))
-    shown = {name: value for name, value in values.items() if value is not None}
-    events.emit(conn, "job.changed", job_id=job_id, data={"command": what, **shown})
-
-
-def _step_ids(conn: sa.Connection, job_id: str) -> list[str]:
-    return list(conn.scalars(sa.select(steps.c.id).where(steps.c.job_id == job_id).order_by(steps.c.id)))
 
 
 def _dispatched_slots(conn: sa.Connection, job_id: str) -> set[str]:
@@ -269,7 +250,7 @@ def _refuse_unreached(conn: sa.Connection, job_id: str, waiting_on: int) -> None
 
 def _reach_again(conn: sa.Connection, job_id: str, moves: Moves) -> None:
     """Unreachable tasks of the job, and of jobs that come after it, wait again."""
-    for step_id in _step_ids(conn, job_id):
+    for step_id in step_ids(conn, job_id):
         number = conn.execute(
             tasks.update()
             .where(tasks.c.step_id == step_id, tasks.c.state == TaskState.UNREACHABLE)
