@@ -59,11 +59,11 @@ def jobs(
                 job.name,
                 job.kind,
                 shown_state(job),
-                percent(job.progress),
+                percent(job.fraction),
                 _amount(job),
                 job.priority,
-                job.project,
-                duration(job.eta_s()) if not job.ended else "",
+                job.project.name,
+                duration(job.eta_s) if not job.ended else "",
                 ago(job.created_at),
             )
             for job in found
@@ -77,22 +77,17 @@ def job(job: JobId, json: Json = False) -> None:
     """Show one job: its steps, how far they are, and what went wrong."""
     with FarmClient.connect() as farm:
         found = farm.job(job)
-        steps = farm.steps(job)
         artifacts = farm.artifacts(job)
     if json:
-        print_json(
-            found.to_json()
-            | {"steps": [step.to_json() for step in steps]}
-            | {"artifacts": [artifact.to_json() for artifact in artifacts]}
-        )
+        print_json(found.to_json() | {"artifacts": [artifact.to_json() for artifact in artifacts]})
         return
     console = terminal.out()
     console.print(
-        Text.assemble((found.name, "bold"), "  ", shown_state(found), f"  {percent(found.progress)}")
+        Text.assemble((found.name, "bold"), "  ", shown_state(found), f"  {percent(found.fraction)}")
     )
     console.print(
         f"{found.id}  {found.kind}  priority {found.priority}  "
-        f"project {found.project}  by {found.user}  {ago(found.created_at)}"
+        f"project {found.project.name}  by {found.user.name}  {ago(found.created_at)}"
     )
     if found.labels:
         console.print("  ".join(f"{name}={value}" for name, value in found.labels.items()))
@@ -106,13 +101,13 @@ def job(job: JobId, json: Json = False) -> None:
                 step.name,
                 step.pool,
                 state(step.state),
-                percent(step.progress),
+                percent(step.fraction),
                 f"{step.frames_done}/{step.frames_total}" if step.frames_total else "",
                 f"{step.tasks.done}/{step.tasks.total}",
                 step.tasks.failed + step.tasks.unreachable or "",
-                duration(step.eta_s()) if step.state == "running" else "",
+                duration(step.eta_s) if step.state == "running" else "",
             )
-            for step in steps
+            for step in found.steps
         ),
         empty="no steps",
     )

@@ -49,30 +49,18 @@ class EtaEstimate:
         return elapsed * (1 - self.last[1]) / gained if gained > 0 else None
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
-    """A job and its steps at one moment."""
-
-    job: Job
-    steps: list[Step]
-
-    def to_json(self) -> dict[str, object]:
-        """The job with its steps under ``steps``."""
-        return self.job.to_json() | {"steps": [step.to_json() for step in self.steps]}
-
-
 def looks(
     farm: FarmClient,
     job_id: str,
     *,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
-) -> Iterator[Look]:
+) -> Iterator[Job]:
     """The job again and again until it has ended; rides out a farm that is away for a while."""
     away: float | None = None
     while True:
         try:
-            look = Look(farm.job(job_id), farm.steps(job_id))
+            look = farm.job(job_id)
             away = None
         except Unavailable:
             away = clock() if away is None else away
@@ -81,7 +69,7 @@ def looks(
             sleep(POLL_S)
             continue
         yield look
-        if look.job.ended:
+        if look.ended:
             return
         sleep(POLL_S)
 
@@ -101,7 +89,7 @@ def _as_json(farm: FarmClient, job_id: str) -> Job:
         if look.to_json() != shown:
             shown = look.to_json()
             terminal.print_json_line(shown)
-    return look.job
+    return look
 
 
 class _Eta(ProgressColumn):
@@ -127,15 +115,15 @@ def _as_bars(farm: FarmClient, job_id: str, console: Console) -> Job:
             now = time.monotonic()
             for step in look.steps:
                 eta = etas.setdefault(step.id, EtaEstimate())
-                eta.see(step.progress, now)
+                eta.see(step.fraction, now)
                 if step.id not in bars:
                     bars[step.id] = progress.add_task(
                         step.name, total=1.0, label=step.name, amount="", eta=None
                     )
-                left = eta.left(step.eta_s()) if step.state == "running" else None
-                done = 1.0 if step.state == "done" else min(step.progress, 0.999)
+                left = eta.left(step.eta_s) if step.state == "running" else None
+                done = 1.0 if step.state == "done" else min(step.fraction, 0.999)
                 progress.update(bars[step.id], completed=done, amount=_amount(step), eta=left)
-    return look.job
+    return look
 
 
 def _amount(step: Step) -> str:
@@ -144,7 +132,7 @@ def _amount(step: Step) -> str:
     elif step.tasks.total > 1:
         text = f"{step.tasks.done}/{step.tasks.total} tasks"
     else:
-        text = percent(step.progress)
+        text = percent(step.fraction)
     return f"{text}, {step.tasks.failed} failed" if step.tasks.failed else text
 
 
@@ -156,29 +144,29 @@ class LinePrinter:
     shown: dict[str, tuple[str, float, float]] = field(default_factory=dict)
     etas: dict[str, EtaEstimate] = field(default_factory=dict)
 
-    def see(self, look: Look, now: float) -> None:
+    def see(self, look: Job, now: float) -> None:
         """Print the lines that this look at the job is worth."""
         for step in look.steps:
             eta = self.etas.setdefault(step.id, EtaEstimate())
-            eta.see(step.progress, now)
+            eta.see(step.fraction, now)
             before = self.shown.get(step.id)
             if step.state == "waiting" and before is None:
                 continue
             news = before is None or before[0] != step.state
             if before is not None and not news and step.state == "running":
-                moved = step.progress - before[1]
+                moved = step.fraction - before[1]
                 news = moved >= LINE_STEP or (now - before[2] >= LINE_EVERY_S)
             if not news:
                 continue
-            self.shown[step.id] = (step.state, step.progress, now)
-            left = eta.left(step.eta_s()) if step.state == "running" else None
+            self.shown[step.id] = (step.state, step.fraction, now)
+            left = eta.left(step.eta_s) if step.state == "running" else None
             tail = f", eta {duration(left)}" if left is not None else ""
-            self.write(f"{look.job.name}: {step.name} {step.state}, {_amount(step)}{tail}")
+            self.write(f"{look.name}: {step.name} {step.state}, {_amount(step)}{tail}")
 
 
 def _as_lines(farm: FarmClient, job_id: str) -> Job:
     printer = LinePrinter(terminal.say)
     for look in looks(farm, job_id):
         printer.see(look, time.monotonic())
-    terminal.say(f"{look.job.name}: {look.job.state}")
-    return look.job
+    terminal.say(f"{look.name}: {look.state}")
+    return look

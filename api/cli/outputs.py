@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path, PurePosixPath
 from typing import Annotated
 
@@ -20,7 +19,6 @@ from farm.errors import InvalidInput, NotFound
 from farm.frame_range import FrameRange
 
 app = typer.Typer()
-LOG_POLL_S = 0.5
 
 
 @app.command()
@@ -122,16 +120,9 @@ def _worth_reading(found: list[Attempt], subject: str) -> list[Attempt]:
 
 
 def _print_log(farm: FarmClient, attempt_id: str, follow: bool) -> None:
-    shown = 0
-    while True:
-        running = follow and farm.attempt(attempt_id).state == "running"
-        text = "".join(farm.log(attempt_id))
-        sys.stdout.write(text[shown:])
+    for text in farm.follow_log(attempt_id) if follow else farm.log(attempt_id):
+        sys.stdout.write(text)
         sys.stdout.flush()
-        shown = len(text)
-        if not running:
-            return
-        time.sleep(LOG_POLL_S)
 
 
 @app.command()

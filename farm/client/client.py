@@ -93,7 +93,7 @@ class FarmClient:
         return self._list("/v1/jobs", Job, limit, filters)
 
     def job(self, job_id: str) -> Job:
-        """One job."""
+        """One job with its steps."""
         return Job.model_validate(self._get(f"/v1/jobs/{job_id}"))
 
     def steps(self, job_id: str) -> list[Step]:
@@ -130,8 +130,7 @@ class FarmClient:
     def why(self, subject: str) -> list[Reason]:
         """What a job or task waits for."""
         family = "tasks" if subject.startswith("task_") else "jobs"
-        answer = self._get(f"/v1/{family}/{subject}/why")
-        return [Reason.model_validate(item) for item in answer["reasons"]]
+        return list(self._list(f"/v1/{family}/{subject}/why", Reason, None, {}))
 
     # --- what a job is made of and what came out -------------------------------------------------------
 
@@ -161,6 +160,10 @@ class FarmClient:
         with self.transport.stream(f"/v1/attempts/{attempt_id}/log") as response:
             response.encoding = "utf-8"
             yield from response.iter_text()
+
+    def follow_log(self, attempt_id: str, *, offset: int = 0) -> Iterator[str]:
+        """An attempt's log from byte ``offset`` on, live, until the attempt has ended."""
+        return events.follow_log(self.transport, attempt_id, offset=offset)
 
     def download_artifact(
         self, artifact: Artifact, target: Path, received: Callable[[int], None] | None = None
@@ -235,10 +238,6 @@ class FarmClient:
         """Let a drained node take work again."""
         self.transport.post(f"/v1/nodes/{node_id}/resume")
 
-    def collect_garbage(self, *, dry_run: bool) -> Answer:
-        """Remove contents that nothing refers to; ``dry_run`` only counts them."""
-        return Answer.model_validate(self.transport.post("/v1/gc", json={"dry_run": dry_run}).json())
-
     def events(
         self, *, job: str | None = None, last_id: int | None = None, stop: Callable[[], bool] = lambda: False
     ) -> Iterator[Event]:
@@ -251,7 +250,7 @@ class FarmClient:
         return self.transport.request("GET", path).json()
 
     def _act(self, job_id: str, verb: str) -> Job:
-        return Job.model_validate(self.transport.post(f"/v1/jobs/{job_id}/{verb}").json()["job"])
+        return Job.model_validate(self.transport.post(f"/v1/jobs/{job_id}/{verb}").json())
 
     def _list(
         self, path: str, model: type[Item], limit: int | None, filters: Mapping[str, Any]

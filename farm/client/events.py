@@ -84,3 +84,35 @@ def follow(
                 raise
         sleep(delay)
         delay = min(delay * 2, RECONNECT_MAX_S)
+
+
+def follow_log(
+    transport: Transport,
+    attempt_id: str,
+    *,
+    offset: int = 0,
+    give_up_s: float = 120.0,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[str]:
+    """Text of an attempt's log from byte ``offset`` on, until the attempt has ended.
+
+    Raises :class:`farm.errors.Unavailable` when the farm stays away for ``give_up_s`` seconds.
+    """
+    away_since: float | None = None
+    while True:
+        try:
+            with transport.stream(
+                f"/v1/attempts/{attempt_id}/log/live", params={"offset": offset}
+            ) as response:
+                away_since = None
+                for identifier, kind, data in parse_sse(response.iter_lines()):
+                    if kind == "end":
+                        return
+                    offset = int(identifier)
+                    yield json.loads(data)["text"]
+        except Unavailable:
+            now = time.monotonic()
+            away_since = away_since if away_since is not None else now
+            if now - away_since > give_up_s:
+                raise
+        sleep(RECONNECT_S)

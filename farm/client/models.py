@@ -6,7 +6,7 @@ Fields that a newer farm adds are kept (``extra="allow"``), so that an older cli
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -55,6 +55,13 @@ class Counts(BaseModel):
         return self.dispatched + self.running
 
 
+class Named(Answer):
+    """A reference to a project or a user."""
+
+    id: str
+    name: str
+
+
 class Work(Answer):
     """What a job and a step have in common: tasks and frames, some of them done."""
 
@@ -64,6 +71,7 @@ class Work(Answer):
     tasks: Counts = Field(default_factory=Counts)
     frames_total: int = 0
     frames_done: int = 0
+    eta_s: float | None = None
     started_at: datetime | None = None
     finished_at: datetime | None = None
 
@@ -73,19 +81,12 @@ class Work(Answer):
         return self.state in ENDED_STATES
 
     @property
-    def progress(self) -> float:
-        """How much is done, 0 to 1: frames and tasks counted alike, so that a chunk of frames moves it."""
+    def fraction(self) -> float:
+        """How much is done, 0 to 1: frames and tasks counted alike, so that a chunk moves frame by frame."""
         if self.state == "done":
             return 1.0
         total = self.frames_total + self.tasks.total
         return min((self.frames_done + self.tasks.done) / total, 1.0) if total else 0.0
-
-    def eta_s(self, now: datetime | None = None) -> float | None:
-        """Seconds left if it goes on as fast as it did since its start; ``None`` before it can be said."""
-        if self.ended or self.started_at is None or not 0.02 <= self.progress < 1:
-            return None
-        elapsed = ((now or datetime.now(UTC)) - self.started_at).total_seconds()
-        return max(elapsed, 0.0) * (1 - self.progress) / self.progress
 
 
 class Step(Work):
@@ -99,19 +100,13 @@ class Step(Work):
     outputs: list[dict[str, Any]] = Field(default_factory=list)
     mean_task_s: float | None = None
 
-    def eta_s(self, now: datetime | None = None) -> float | None:
-        """Seconds left: the mean of measured task times, over the tasks left and the slots at work."""
-        if not self.ended and self.mean_task_s and self.tasks.active:
-            return self.mean_task_s * max(self.tasks.open / self.tasks.active, 0.5)
-        return Work.eta_s(self, now)
-
 
 class Job(Work):
-    """A job; :meth:`farm.client.FarmClient.steps` gives its steps."""
+    """A job; ``steps`` is filled when one job is read, not in lists."""
 
     kind: str
-    project: str = ""
-    user: str = ""
+    project: Named
+    user: Named
     priority: int = 50
     labels: dict[str, Any] = Field(default_factory=dict)
     paused: bool = False
@@ -119,6 +114,7 @@ class Job(Work):
     error: str | None = None
     version: int = 1
     created_at: datetime
+    steps: list[Step] = Field(default_factory=list)
 
 
 class Task(Answer):

@@ -1,0 +1,1 @@
+"""How `farm up` runs the farm's processes on one machine, and how each of them is run alone."""
