@@ -83,8 +83,13 @@ class SlotGroup:
         """Processes in any of the folders."""
         found: set[int] = set()
         for folder in self.paths:
-            found.update(int(x) for x in (files.read(folder / "cgroup.procs") or "").split())
+            found |= self.pids_of(folder)
         return sorted(found)
+
+    @staticmethod
+    def pids_of(folder: Path) -> set[int]:
+        """Processes in one folder."""
+        return {int(x) for x in (files.read(folder / "cgroup.procs") or "").split()}
 
     def put(self, controller: str, names: tuple[str, str], text: str, expect: str | None = None) -> Setting:
         """Write a setting, named ``(v1, v2)``, and read it back."""

@@ -171,7 +171,7 @@ def check(machine: Topology, wishes: Wishes, plan: Plan) -> None:
 
 @given(scenes())
 @settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 def test_no_device_twice_no_core_twice_neighbours_untouched_class_never_too_high(
     scene: tuple[Topology, Wishes],
