@@ -11,6 +11,7 @@ import http
 import re
 import traceback
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
@@ -91,7 +92,7 @@ def response(
     """A problem document as a response."""
     body: dict[str, Any] = {
         "type": TYPE_PREFIX + slug,
-        "title": title or _phrase(status),
+        "title": title or _titles().get(slug) or _phrase(status),
         "status": status,
         "detail": detail,
     }
@@ -220,6 +221,8 @@ def _fault(item: Mapping[str, Any], request: Request) -> dict[str, str]:
         message = "this field is required"
     elif not isinstance(value, dict | list | bytes) and kind != "value_error":
         message = f"{message} (got {str(value)[:100]!r})"
+    if path and path[-1] == "[key]":
+        path, message = path[:-1], f"a name in it is not allowed: {message}"
     pointer = "".join(f"/{escape(part)}" for part in path)
     return {"in": str(place), "pointer": pointer, "message": message}
 
@@ -231,6 +234,18 @@ def _known_fields(request: Request, path: Sequence[object]) -> str:
         names = ", ".join(info.alias or name for name, info in model.model_fields.items())
         return f"; this request takes {names}"
     return ""
+
+
+@lru_cache(maxsize=1)
+def _titles() -> dict[str, str]:
+    """Titles of the error tree by slug, so that one slug has one title wherever it is raised."""
+    found: dict[str, str] = {}
+    waiting: list[type[FarmError]] = [FarmError]
+    while waiting:
+        kind = waiting.pop()
+        found.setdefault(kind.slug, kind.title)
+        waiting += kind.__subclasses__()
+    return found
 
 
 def _phrase(status: int) -> str:

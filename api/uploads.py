@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,7 @@ from farm.stores.base import CHUNK, Upload
 
 MAX_PARTS = 1000
 MAX_HEADERS = 16_384
+_DRIVE = re.compile(rb'filename="?(?:[A-Za-z]:)?\\')
 
 
 async def in_chunks(request: Request, size: int = CHUNK) -> AsyncIterator[bytes]:
@@ -109,7 +111,11 @@ class _Form:
         self._value.clear()
 
     def headers_finished(self) -> None:
-        _, options = parse_options_header(self._headers.get(b"content-disposition"))
+        header = self._headers.get(b"content-disposition", b"")
+        _, options = parse_options_header(header)
+        if _DRIVE.search(header):
+            # the parser would keep the last part of such a name and drop the rest
+            raise _bad_name("a file name is absolute (it begins with a drive)", "filename")
         if b"filename" not in options:
             field_name = options.get(b"name", b"").decode("utf-8", "replace")
             raise _bad_name(f"the part {field_name[:80]!r} has no file name; send files alone", field_name)

@@ -157,6 +157,7 @@ class RetakeMade(Out):
     step_id: str
     take: int
     tasks: int
+    frames: int
 
 
 class CurrentTake(In):

@@ -16,12 +16,13 @@ class Collect(In):
 
 
 class Collected(Out):
-    """What was, or would be, removed."""
+    """What was, or would be, removed. ``bytes`` counts contents alone."""
 
     dry_run: bool
     contents: int = Field(description="Contents that nothing refers to")
     bytes: int
-    report: dict[str, Any] = Field(default_factory=dict)
+    strays: int = Field(description="Files in the store that no record names")
+    temporary: int = Field(description="What broken uploads left behind")
 
 
 class Check(Out):

@@ -107,7 +107,7 @@ def known_contents(conn: sa.Connection, hashes: Sequence[str]) -> dict[str, int]
     for start in range(0, len(hashes), 500):
         part = list(hashes[start : start + 500])
         query = sa.select(t.contents.c.sha256, t.contents.c.bytes).where(t.contents.c.sha256.in_(part))
-        known |= dict(conn.execute(query).tuples().all())
+        known |= {row.sha256: row.bytes for row in conn.execute(query)}
     return known
 
 

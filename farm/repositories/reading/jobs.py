@@ -73,7 +73,7 @@ def get_job(conn: sa.Connection, job_id: str) -> Row | None:
 def job_assets(conn: sa.Connection, job_id: str) -> dict[str, str]:
     """Asset path to SHA-256."""
     query = sa.select(t.job_assets.c.path, t.job_assets.c.sha256).where(t.job_assets.c.job_id == job_id)
-    return dict(conn.execute(query.order_by(t.job_assets.c.path)).tuples().all())
+    return {row.path: row.sha256 for row in conn.execute(query.order_by(t.job_assets.c.path))}
 
 
 def job_after(conn: sa.Connection, job_id: str) -> list[str]:
@@ -85,7 +85,7 @@ def job_after(conn: sa.Connection, job_id: str) -> list[str]:
 def project_of(conn: sa.Connection, job_ids: Iterable[str]) -> dict[str, str]:
     """Job id to project id, for the jobs that exist."""
     query = sa.select(t.jobs.c.id, t.jobs.c.project_id).where(t.jobs.c.id.in_(list(job_ids)))
-    return dict(conn.execute(query).tuples().all())
+    return {row.id: row.project_id for row in conn.execute(query)}
 
 
 def list_steps(

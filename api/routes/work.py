@@ -1,0 +1,140 @@
+"""Steps, tasks and attempts."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from api import pages, visible
+from api.auth import Reader
+from api.models.common import Page
+from api.models.work import Attempt, Step, Task
+from api.pages import Cursor, Limit
+from api.route import FarmRoute
+from api.services import Use
+from farm.repositories.reading import jobs, work
+from farm.states import AttemptState, TaskState
+
+router = APIRouter(prefix="/v1", route_class=FarmRoute)
+
+States = Annotated[list[TaskState], Query(alias="state", description="Repeat it for several states")]
+AttemptStates = Annotated[list[AttemptState], Query(alias="state", description="Repeat it for several")]
+Take = Annotated[int | None, Query(ge=1, le=2**31 - 1)]
+StepName = Annotated[str | None, Query(max_length=200, description="Name or id of a step of this job")]
+
+_TASK_KEY = ("step_position", "take", "position")
+
+
+@router.get("/jobs/{job_id}/steps", tags=["work"])
+def list_steps(
+    job_id: str, use: Use, who: Reader, limit: Limit = pages.DEFAULT_LIMIT, cursor: Cursor = None
+) -> Page[Step]:
+    """The steps of a job, in order."""
+    position = pages.decode("steps", cursor, [int])
+    with use.db.read() as conn:
+        visible.job(conn, who, job_id)
+        rows = jobs.list_steps(conn, job_id, position, limit + 1)
+    rows, following = pages.page("steps", rows, limit, lambda step: [step["position"]])
+    return Page[Step](items=[Step.model_validate(step) for step in rows], next=following)
+
+
+@router.get("/steps/{step_id}", tags=["work"])
+def read_step(step_id: str, use: Use, who: Reader) -> Step:
+    """One step."""
+    with use.db.read() as conn:
+        return Step.model_validate(visible.step(conn, who, step_id))
+
+
+@router.get("/jobs/{job_id}/tasks", tags=["work"])
+def list_tasks_of_job(
+    job_id: str,
+    use: Use,
+    who: Reader,
+    state: States = [],  # noqa: B006 - FastAPI copies defaults
+    step: StepName = None,
+    take: Take = None,
+    limit: Limit = pages.DEFAULT_LIMIT,
+    cursor: Cursor = None,
+) -> Page[Task]:
+    """Tasks of a job, in order of step, take and position."""
+    position = pages.decode("tasks", cursor, [int, int, int])
+    with use.db.read() as conn:
+        visible.job(conn, who, job_id)
+        step_id = visible.step_of_job(conn, job_id, step)["id"] if step else None
+        rows = work.list_tasks(
+            conn, job_id=job_id, step_id=step_id, states=state, take=take, position=position, limit=limit + 1
+        )
+    rows, following = pages.page("tasks", rows, limit, lambda task: [task[name] for name in _TASK_KEY])
+    return Page[Task](items=[Task.model_validate(task) for task in rows], next=following)
+
+
+@router.get("/steps/{step_id}/tasks", tags=["work"])
+def list_tasks_of_step(
+    step_id: str,
+    use: Use,
+    who: Reader,
+    state: States = [],  # noqa: B006 - FastAPI copies defaults
+    take: Take = None,
+    limit: Limit = pages.DEFAULT_LIMIT,
+    cursor: Cursor = None,
+) -> Page[Task]:
+    """Tasks of a step, in order of take and position."""
+    position = pages.decode("tasks", cursor, [int, int, int])
+    with use.db.read() as conn:
+        visible.step(conn, who, step_id)
+        rows = work.list_tasks(
+            conn, step_id=step_id, states=state, take=take, position=position, limit=limit + 1
+        )
+    rows, following = pages.page("tasks", rows, limit, lambda task: [task[name] for name in _TASK_KEY])
+    return Page[Task](items=[Task.model_validate(task) for task in rows], next=following)
+
+
+@router.get("/tasks/{task_id}", tags=["work"])
+def read_task(task_id: str, use: Use, who: Reader) -> Task:
+    """One task."""
+    with use.db.read() as conn:
+        return Task.model_validate(visible.task(conn, who, task_id))
+
+
+@router.get("/jobs/{job_id}/attempts", tags=["work"])
+def list_attempts_of_job(
+    job_id: str,
+    use: Use,
+    who: Reader,
+    state: AttemptStates = [],  # noqa: B006 - FastAPI copies defaults
+    limit: Limit = pages.DEFAULT_LIMIT,
+    cursor: Cursor = None,
+) -> Page[Attempt]:
+    """Attempts at a job's tasks, newest first."""
+    position = pages.decode("attempts", cursor, [int])
+    with use.db.read() as conn:
+        visible.job(conn, who, job_id)
+        rows = work.list_attempts(conn, job_id=job_id, states=state, position=position, limit=limit + 1)
+    rows, following = pages.page("attempts", rows, limit, lambda attempt: [attempt["serial"]])
+    return Page[Attempt](items=[Attempt.model_validate(attempt) for attempt in rows], next=following)
+
+
+@router.get("/tasks/{task_id}/attempts", tags=["work"])
+def list_attempts_of_task(
+    task_id: str,
+    use: Use,
+    who: Reader,
+    state: AttemptStates = [],  # noqa: B006 - FastAPI copies defaults
+    limit: Limit = pages.DEFAULT_LIMIT,
+    cursor: Cursor = None,
+) -> Page[Attempt]:
+    """Attempts at a task, newest first."""
+    position = pages.decode("attempts", cursor, [int])
+    with use.db.read() as conn:
+        visible.task(conn, who, task_id)
+        rows = work.list_attempts(conn, task_id=task_id, states=state, position=position, limit=limit + 1)
+    rows, following = pages.page("attempts", rows, limit, lambda attempt: [attempt["serial"]])
+    return Page[Attempt](items=[Attempt.model_validate(attempt) for attempt in rows], next=following)
+
+
+@router.get("/attempts/{attempt_id}", tags=["work"])
+def read_attempt(attempt_id: str, use: Use, who: Reader) -> Attempt:
+    """One attempt: how it ended, where its time went, what it used."""
+    with use.db.read() as conn:
+        return Attempt.model_validate(visible.attempt(conn, who, attempt_id))
