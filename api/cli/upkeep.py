@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -10,6 +9,7 @@ import typer
 from api.cli import terminal
 from api.cli.terminal import Json, print_json
 from api.cli.text import size
+from farm.client import FarmClient
 from farm.settings import settings
 
 app = typer.Typer()
@@ -20,20 +20,9 @@ def gc(
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only say what would be removed.")] = False,
     json: Json = False,
 ) -> None:
-    """Remove stored bytes that no job, frame or artifact refers to. Runs beside the store, not over REST."""
-    from farm.gc import collect
-
-    from farm.db.connect import Database
-    from farm.db.migrate import require_current
-    from farm.stores import open_store
-
-    chosen = settings()
-    require_current(chosen.resolved_database_url)
-    database = Database(chosen.resolved_database_url)
-    try:
-        report = asdict(collect(database, open_store(chosen.resolved_store), chosen, dry_run))
-    finally:
-        database.dispose()
+    """Remove stored bytes that no job, frame or artifact refers to."""
+    with FarmClient.connect() as farm:
+        report = farm.collect_garbage(dry_run=dry_run).to_json()
     if json:
         print_json(report)
         return

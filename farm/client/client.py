@@ -238,6 +238,10 @@ class FarmClient:
         """Let a drained node take work again."""
         self.transport.post(f"/v1/nodes/{node_id}/resume")
 
+    def collect_garbage(self, *, dry_run: bool) -> Answer:
+        """Remove contents that nothing refers to; ``dry_run`` only counts them."""
+        return Answer.model_validate(self.transport.post("/v1/gc", json={"dry_run": dry_run}).json())
+
     def events(
         self, *, job: str | None = None, last_id: int | None = None, stop: Callable[[], bool] = lambda: False
     ) -> Iterator[Event]:
