@@ -29,42 +29,85 @@ class Settings(BaseSettings):
     allowed_hosts: str = Field(
         default="", description="Further Host names that the API answers to, by comma."
     )
-    log_level: str = "info"
+    log_level: str = Field(
+        default="info", description="How much the processes say: debug, info, warning, error."
+    )
 
-    lease_s: float = 30.0
-    lease_extend_s: float = 5.0
-    lease_lock_wait_s: float = 4.0
-    beat_s: float = 1.0
-    beat_stale_s: float = 10.0
-    claim_timeout_s: float = 10.0
-    database_away_park_s: float = 25.0
-    database_away_kill_s: float = 5.0
-    park_grace_s: float = 20.0
-    cancel_grace_s: float = 10.0
-    agent_poll_s: float = 1.0
-    scheduler_tick_s: float = 1.0
-    leader_lease_s: float = 5.0
-    retry_backoff_s: float = 1.0
-    retry_backoff_max_s: float = 60.0
-    node_lost_s: float = 30.0
-    free_node_losses: int = 3
-    bundle_max: int = 16
-    bundle_s: float = 1.0
-    look_ahead: int = 32
-    age_boost_per_hour: float = 10.0
+    lease_s: float = Field(
+        default=30.0,
+        description="How long a slot may go without a renewed lease before its task is given to another.",
+    )
+    lease_extend_s: float = Field(default=5.0, description="How often a node renews the leases of its slots.")
+    lease_lock_wait_s: float = Field(
+        default=4.0, description="Longest wait for a database lock when renewing; then it tries again."
+    )
+    beat_s: float = Field(default=1.0, description="How often a slot beats.")
+    beat_stale_s: float = Field(
+        default=10.0, description="A slot whose beat has not moved for so long gets no renewed lease."
+    )
+    claim_timeout_s: float = Field(
+        default=10.0, description="A ticket that is not claimed so long after dispatch is taken back."
+    )
+    database_away_park_s: float = Field(
+        default=25.0, description="A node that cannot reach the database for so long parks its tasks."
+    )
+    database_away_kill_s: float = Field(
+        default=5.0, description="How long the parking may take then; after it the slots are ended."
+    )
+    park_grace_s: float = Field(
+        default=20.0, description="How long a task may take to park before its slot is ended."
+    )
+    cancel_grace_s: float = Field(
+        default=10.0, description="How long a task may take to stop after a cancel before its slot is ended."
+    )
+    agent_poll_s: float = Field(
+        default=1.0, description="How often a node looks for wishes in the database, wakes apart."
+    )
+    scheduler_tick_s: float = Field(
+        default=1.0, description="How often the scheduler looks for work, wakes apart."
+    )
+    leader_lease_s: float = Field(
+        default=5.0, description="How long a scheduler that has gone silent stays the leader."
+    )
+    retry_backoff_s: float = Field(
+        default=1.0, description="Wait before the first retry of a failed task; doubles with each."
+    )
+    retry_backoff_max_s: float = Field(default=60.0, description="Longest wait before a retry.")
+    node_lost_s: float = Field(default=30.0, description="A node that has not been seen for so long is down.")
+    free_node_losses: int = Field(
+        default=3, description="Lost nodes that a task survives before they spend its retries."
+    )
+    bundle_max: int = Field(default=16, description="Most tasks in one ticket.")
+    bundle_s: float = Field(default=1.0, description="How long the tasks of one ticket may last together.")
+    look_ahead: int = Field(default=32, description="How far down the list a task for a warm slot may be.")
+    lend_min_run_s: float = Field(
+        default=10.0, description="How long a task of a lent slot runs before the slot is asked back."
+    )
+    age_boost_per_hour: float = Field(
+        default=10.0, description="Points of priority that a waiting job gains each hour."
+    )
 
-    max_tasks: int = 250_000
-    max_frames: int = 1_000_000
-    max_body: int = 16 * 2**20
-    max_upload: int = 1 * 2**40
+    max_tasks: int = Field(default=250_000, description="Most tasks of one job.")
+    max_frames: int = Field(default=1_000_000, description="Most frames of one job.")
+    max_body: int = Field(default=16 * 2**20, description="Largest JSON body of a request, in bytes.")
+    max_upload: int = Field(default=1 * 2**40, description="Largest asset, in bytes.")
     free_space_floor: int = Field(default=256 * 2**20, description="Publishing stops below this free space.")
-    spool_budget: int = 8 * 2**30
-    shm_budget: int = 1 * 2**30
-    store_budget: int = 1 * 2**40
-    pinned_budget: int = 4 * 2**30
-    gc_min_age_s: float = 86_400.0
-    idempotency_keep_s: float = 86_400.0
-    event_keep_s: float = 30 * 86_400.0
+    spool_budget: int = Field(default=8 * 2**30, description="Bytes of scratch that a node may reserve.")
+    shm_budget: int = Field(default=1 * 2**30, description="Bytes of shared memory that a node may reserve.")
+    store_budget: int = Field(
+        default=1 * 2**40, description="Bytes of checkpoints that a node may keep in the store."
+    )
+    pinned_budget: int = Field(
+        default=4 * 2**30, description="Bytes of page-locked memory that a node may reserve."
+    )
+    gc_min_age_s: float = Field(
+        default=86_400.0,
+        description="Contents that nothing refers to are kept so long after they were last touched.",
+    )
+    idempotency_keep_s: float = Field(
+        default=86_400.0, description="How long the answer to an Idempotency-Key is kept."
+    )
+    event_keep_s: float = Field(default=30 * 86_400.0, description="How long events are kept.")
 
     @property
     def resolved_database_url(self) -> str:
