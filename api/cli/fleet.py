@@ -15,6 +15,7 @@ from farm.client.models import Answer
 from farm.errors import NotFound
 
 app = typer.Typer()
+HELD = ("reserved", "filled", "draining", "orphaned")
 NodeOption = Annotated[str | None, typer.Option("--node", help="Only this node (id).")]
 
 
@@ -71,7 +72,8 @@ def nodes(
 
 
 @app.command()
-def slots(node: NodeOption = None, json: Json = False) -> None:
+def slots(node: HELD = ("reserved", "filled", "draining", "orphaned")
+NodeOption = None, json: Json = False) -> None:
     """List slots: device, pools in order, and what each is doing."""
     with FarmClient.connect() as farm:
         found = farm.slots(node=node)
@@ -151,7 +153,8 @@ def projects(json: Json = False) -> None:
 
 @app.command()
 def buffers(
-    node: NodeOption = None,
+    node: HELD = ("reserved", "filled", "draining", "orphaned")
+NodeOption = None,
     medium: Annotated[str | None, typer.Option(help="vram, pinned, shm, spool or store.")] = None,
     state_is: Annotated[
         str | None, typer.Option("--state", "-s", help="reserved, filled, draining, released or orphaned.")
@@ -159,14 +162,15 @@ def buffers(
     limit: Annotated[int, typer.Option("--limit", "-n", min=1)] = 50,
     json: Json = False,
 ) -> None:
-    """List buffers, and how full each byte budget is."""
+    """List buffers that hold something, and how full each byte budget is."""
     with FarmClient.connect() as farm:
         budgets = [
             budget
             for budget in farm.budgets()
             if node in (None, budget.node_id) and medium in (None, budget.medium)
         ]
-        found = list(farm.buffers(limit=limit, node=node, medium=medium, state=state_is))
+        states = [state_is] if state_is else list(HELD)
+        found = list(farm.buffers(limit=limit, node=node, medium=medium, state=states))
     if json:
         print_json(
             {"budgets": [row.to_json() for row in budgets], "buffers": [row.to_json() for row in found]}

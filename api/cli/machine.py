@@ -1,0 +1,140 @@
+"""``farm topology``, ``plan``, ``doctor``, ``neighbours discover`` and ``node-install``: one machine, seen
+alone.
+
+These need no farm: they look at the machine that they run on, or at a recorded one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from api.cli.terminal import EXIT_FARM_ERROR, Json
+from farm.settings import settings
+
+app = typer.Typer()
+neighbours = typer.Typer(no_args_is_help=True, help="Language model servers on this machine.")
+app.add_typer(neighbours, name="neighbours")
+
+Recorded = Annotated[
+    Path | None,
+    typer.Option(
+        "--machine", help="A recorded machine (the JSON of `farm topology --json`) instead of this one."
+    ),
+]
+Config = Annotated[
+    Path | None,
+    typer.Option("--config", help="farm.toml; default: FARM_CONFIG, else farm.toml here, else none."),
+]
+
+
+@contextlib.contextmanager
+def _errors() -> Iterator[None]:
+    """Turn gpu_pinning's errors into one line and an exit code."""
+    from gpu_pinning.errors import ConfigError, PinningError
+
+    try:
+        yield
+    except ConfigError as error:
+        typer.echo(f"{error.source} cannot be used:", err=True)
+        for field, value, fix in error.problems:
+            typer.echo(f"  {field} = {value!r}: {fix}", err=True)
+        raise typer.Exit(EXIT_FARM_ERROR) from None
+    except PinningError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(EXIT_FARM_ERROR) from None
+
+
+def _show(make: Callable[[], tuple[str, int]]) -> None:
+    with _errors():
+        text, code = make()
+        sys.stdout.write(text)
+    raise typer.Exit(code)
+
+
+@app.command()
+def topology(machine: Recorded = None, json: Json = False) -> None:
+    """Show what this machine has: GPUs, cores, memory nodes and rights."""
+    from gpu_pinning import texts
+
+    _show(lambda: texts.topology_text(machine, as_json=json))
+
+
+@app.command()
+def plan(
+    config: Config = None,
+    machine: Recorded = None,
+    json: Json = False,
+    diff: Annotated[
+        bool, typer.Option("--diff", help="Show what would change against the plan that runs.")
+    ] = False,
+) -> None:
+    """Show who would sit where, what is shared with each neighbour, and what is refused and why.
+
+    Exit code 1 where a wish was refused.
+    """
+    from gpu_pinning import Plan, texts
+
+    def make() -> tuple[str, int]:
+        running = None
+        kept = settings().data / texts.RUNNING_PLAN
+        if diff and kept.exists():
+            running = Plan.parse(kept.read_text(encoding="utf-8"), str(kept))
+        return texts.plan_text(config, machine, as_json=json, running=running, as_diff=diff)
+
+    _show(make)
+
+
+@app.command()
+def doctor(config: Config = None, machine: Recorded = None, json: Json = False) -> None:
+    """Tell what on this machine disturbs neighbours or slots, and the command that mends it.
+
+    Exit code 0 where nothing is worse than a note, 1 with warnings, 2 where something is bad.
+    """
+    from gpu_pinning import texts
+
+    chosen = settings()
+    endpoints = [("database", chosen.resolved_database_url)]
+    if chosen.broker_url:
+        endpoints.append(("broker", chosen.broker_url))
+    _show(lambda: texts.doctor_text(config, machine, endpoints, as_json=json))
+
+
+@neighbours.command()
+def discover(json: Json = False) -> None:
+    """Find running vLLM, SGLang and other servers, and how to declare and fence them."""
+    from gpu_pinning import texts
+
+    _show(lambda: texts.neighbours_text(as_json=json))
+
+
+@app.command("node-install")
+def node_install(
+    config: Config = None,
+    user: Annotated[str | None, typer.Option(help="Run the agent as this user instead of root.")] = None,
+    write: Annotated[
+        Path | None, typer.Option(help="Write the unit here, for example under /etc/systemd/system.")
+    ] = None,
+) -> None:
+    """Print (or write) a systemd unit that gives the node agent its rights by delegation."""
+    from gpu_pinning import texts
+
+    with _errors():
+        text, _ = texts.unit_text(config, user=user)
+    if write is None:
+        sys.stdout.write(text)
+        return
+    target = write / "stillframe-node.service" if write.is_dir() else write
+    try:
+        target.write_text(text, encoding="utf-8")
+    except OSError as error:
+        typer.echo(f"{target}: {error.strerror}", err=True)
+        raise typer.Exit(EXIT_FARM_ERROR) from None
+    typer.echo(
+        f"{target} written. Now: systemctl daemon-reload && systemctl enable --now {target.name}", err=True
+    )
