@@ -72,8 +72,7 @@ def nodes(
 
 
 @app.command()
-def slots(node: HELD = ("reserved", "filled", "draining", "orphaned")
-NodeOption = None, json: Json = False) -> None:
+def slots(node: NodeOption = None, json: Json = False) -> None:
     """List slots: device, pools in order, and what each is doing."""
     with FarmClient.connect() as farm:
         found = farm.slots(node=node)
@@ -153,8 +152,7 @@ def projects(json: Json = False) -> None:
 
 @app.command()
 def buffers(
-    node: HELD = ("reserved", "filled", "draining", "orphaned")
-NodeOption = None,
+    node: NodeOption = None,
     medium: Annotated[str | None, typer.Option(help="vram, pinned, shm, spool or store.")] = None,
     state_is: Annotated[
         str | None, typer.Option("--state", "-s", help="reserved, filled, draining, released or orphaned.")
