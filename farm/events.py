@@ -25,7 +25,7 @@ from farm.db.tables import events
 TYPES = (
     "job.submitted", "job.state", "job.changed", "job.deleted", "step.state", "step.expanded", "task.state",
     "frame.published", "frame.current", "artifact.published", "attempt.started", "attempt.ended",
-    "slot.state", "node.state", "buffer.waiting", "buffer.orphaned", "guard",
+    "slot.state", "node.state", "buffer.waiting", "buffer.orphaned", "guard", "audit",
 )  # fmt: skip
 
 

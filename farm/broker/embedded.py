@@ -108,6 +108,7 @@ class EmbeddedBroker:
         self._take_lock()
         try:
             self._write_config()
+            (self.folder / "broker.log").write_bytes(b"")
             self._thread = threading.Thread(
                 target=self._supervise, args=(program,), name="embedded-broker", daemon=True
             )
@@ -232,7 +233,7 @@ class EmbeddedBroker:
         self.socket.unlink(missing_ok=True)
         words = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid())]
         words += [program, str(self.folder / "broker.conf")]
-        with (self.folder / "broker.log").open("wb") as output:
+        with (self.folder / "broker.log").open("ab") as output:
             return subprocess.Popen(
                 words,
                 stdin=subprocess.DEVNULL,

@@ -76,11 +76,13 @@ class TicketQueue:
         self._lock = threading.Lock()
 
     def send(self, ticket: Ticket) -> None:
-        """Put a ticket into its slot's queue.
+        """Put a ticket into its slot's queue, in place of whatever was in it.
 
-        Raises :class:`Unavailable`. The task then stays dispatched until the reconciler takes it back.
+        A slot gets a ticket when it is idle, so what still waits there is stale; there never is more than
+        one ticket for a slot. Raises :class:`Unavailable`; whether the ticket went out is then unknown.
         """
         with self._lock:
+            self.purge(ticket.slot_id)
             try:
                 # one try here, one more on a fresh connection: the first finds out that the broker restarted
                 self._app.send_task(
@@ -102,6 +104,13 @@ class TicketQueue:
             pipe.llen(name)
             pipe.delete(name)
             return int(pipe.execute()[0])
+        except (RedisError, OSError) as error:
+            raise _away(error) from error
+
+    def ping(self) -> None:
+        """Make sure that the broker answers. Raises :class:`Unavailable`."""
+        try:
+            self._client.ping()
         except (RedisError, OSError) as error:
             raise _away(error) from error
 

@@ -88,7 +88,7 @@ def tick(conn: sa.Connection, settings: Settings, state: TickState | None = None
         return []
     state.resting = {step: until for step, until in state.resting.items() if until > now}
     ready = read_ready_steps(conn, {pool for slot in idle for pool in slot.pools}, rules, state.resting)
-    limits = _read_projects(conn, {step.project_id for step in ready})
+    limits = read_projects(conn, {step.project_id for step in ready})
     waiting = {(step.pool, step.project_id) for step in ready}
     shares = {project: limit.share for project, limit in limits.items()}
     state.meter.forget_steps([step.id for step in ready])
@@ -96,9 +96,7 @@ def tick(conn: sa.Connection, settings: Settings, state: TickState | None = None
     counted: dict[tuple[str, str], int] = defaultdict(int)
     for slot in busy:
         counted[slot.key] += 1
-    situation = Situation(
-        now, idle, ready, limits, _read_pools(conn), counted, use, state.meter.passed, rules
-    )
+    situation = Situation(now, idle, ready, limits, read_pools(conn), counted, use, state.meter.passed, rules)
     return _give_out(conn, situation, state)
 
 
@@ -255,13 +253,15 @@ def read_candidates(conn: sa.Connection, step_id: str, number: int, now: float) 
     return [Candidate(row.id, row.solo, row.seconds) for row in conn.execute(query)]
 
 
-def _read_projects(conn: sa.Connection, ids: set[str]) -> dict[str, ProjectLimits]:
+def read_projects(conn: sa.Connection, ids: set[str]) -> dict[str, ProjectLimits]:
+    """Shares, caps and quotas of these projects."""
     query = sa.select(
         projects.c.id, projects.c.share, projects.c.max_slots, projects.c.quota_slot_s, projects.c.used_slot_s
     ).where(projects.c.id.in_(sorted(ids)))
     return {row.id: ProjectLimits(*row[1:]) for row in conn.execute(query)}
 
 
-def _read_pools(conn: sa.Connection) -> dict[str, PoolLimits]:
+def read_pools(conn: sa.Connection) -> dict[str, PoolLimits]:
+    """Caps of all pools, and which are paused."""
     query = sa.select(pools.c.name, pools.c.max_slots, pools.c.paused)
     return {row.name: PoolLimits(row.max_slots, row.paused) for row in conn.execute(query)}

@@ -106,6 +106,9 @@ class Store(Protocol):
         deletion sees it and does not happen.
         """
 
+    def untouched(self, sha256: str, seconds: float) -> bool:
+        """Whether the bytes are there and nobody has put them for that long."""
+
     def iter_hashes(self) -> Iterator[str]:
         """Every hash in the store, in no order that counts."""
 

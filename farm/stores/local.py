@@ -219,6 +219,13 @@ class LocalStore:
         aside.unlink(missing_ok=True)
         return True
 
+    def untouched(self, sha256: str, seconds: float) -> bool:
+        """Whether the bytes are there and nobody has put them for that long."""
+        try:
+            return _untouched(self._where(sha256), seconds)
+        except FileNotFoundError:
+            return False
+
     def iter_hashes(self) -> Iterator[str]:
         """Every hash in the store."""
         for first in sorted(self.folder.iterdir()):

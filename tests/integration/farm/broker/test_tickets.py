@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import signal
 import subprocess
@@ -71,15 +73,32 @@ def test_queue_says_that_the_broker_is_away_and_recovers(broker: EmbeddedBroker)
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: broker.pid not in (None, pid) and broker.ping())
     assert queue.pending("a") == 1
-    queue.send(ticket("a", "t2"))
-    assert queue.pending("a") == 2
+    queue.send(ticket("b", "t2"))
+    assert queue.pending("b") == 1
     broker.stop()
-    for call in (lambda: queue.send(ticket("a", "t3")), lambda: queue.pending("a"), lambda: queue.purge("a")):
+    for call in (
+        lambda: queue.send(ticket("a", "t3")),
+        lambda: queue.pending("a"),
+        lambda: queue.purge("a"),
+        queue.ping,
+    ):
         with pytest.raises(Unavailable, match="FARM_BROKER_URL"):
             call()
     with EmbeddedBroker(broker.folder.parent):
+        queue.ping()
+        assert queue.purge("a") == 1
         queue.send(ticket("a", "t4"))
-        assert queue.purge("a") == 3
+        assert (queue.purge("a"), queue.purge("b")) == (1, 1)
+    queue.close()
+
+
+def test_new_ticket_takes_the_place_of_a_stale_one(redis_url: str) -> None:
+    queue = TicketQueue(redis_url)
+    for name in ("t1", "t2", "t3"):
+        queue.send(ticket("a", name))
+    assert queue.pending("a") == 1
+    (message,) = redis_client(redis_url, timeout_s=5).lrange("slot.a", 0, -1)
+    assert b"t3" in base64.b64decode(json.loads(message)["body"])
     queue.close()
 
 
