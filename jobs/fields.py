@@ -15,7 +15,7 @@ MAX_SIDE = 16_384
 """Longest side of an image in pixels."""
 MAX_PIXELS = 2**27
 """Most pixels of one image (128 Mpx)."""
-_SIZE = re.compile(r"\s*(\d{1,6})\s*[x×]\s*(\d{1,6})\s*")
+_SIZE = re.compile(r"\s*(\d{1,6})\s*[xX]\s*(\d{1,6})\s*")
 
 
 class Model(BaseModel):

@@ -105,13 +105,15 @@ def _in_document(data: Any, location: tuple[int | str, ...]) -> list[str]:
     path: list[str] = []
     for index, part in enumerate(location):
         if isinstance(data, Mapping):
-            last = index == len(location) - 1
-            if part not in data and (not last or part in data.values()):
+            tag = part in _scalars(data)
+            if tag and (part not in data or location[index + 1 : index + 2] in [(key,) for key in data]):
                 continue
             data = data.get(str(part))
         elif isinstance(data, list | tuple) and isinstance(part, int):
             data = data[part] if part < len(data) else None
-        elif not isinstance(part, int) and isinstance(data, str | int | float | None) and path:
-            continue
         path.append(str(part).replace("~", "~0").replace("/", "~1"))
     return path
+
+
+def _scalars(data: Mapping[str, Any]) -> list[Any]:
+    return [value for value in data.values() if isinstance(value, str)]

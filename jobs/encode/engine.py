@@ -100,7 +100,7 @@ def _decoded(pictures: list[_Picture], settings: FilmSettings, ten_bit: bool, ho
 
 
 def _pictures(source: dict[str, Any], host: Host) -> list[_Picture]:
-    """The frames of a source in order. Raises :class:`farm.errors.PermanentFailure` naming what is missing."""
+    """The frames of a source in order; :class:`farm.errors.PermanentFailure` names what is missing."""
     if "assets" in source:
         sequence = Sequence.model_validate(dict(source["assets"]))
         return [
@@ -112,7 +112,8 @@ def _pictures(source: dict[str, Any], host: Host) -> list[_Picture]:
     missing = wanted.without(frame.number for frame in stored)
     if missing is not None:
         raise PermanentFailure(
-            f"step {source['step']!r} has no {source['output']} for frames {str(missing)[:200]}; retry that step"
+            f"step {source['step']!r} has no {source['output']} for frames {str(missing)[:200]}; "
+            "retry that step"
         )
     return [
         _Picture(f.number, f.path, f"frame {f.number} ({source['output']})")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -89,7 +88,7 @@ class FilmWriter:
         self._output = av.open(
             str(path), "w", format=container, options={"fflags": "+bitexact", **container_options}
         )
-        stream = self._output.add_stream(ENCODERS[codec], rate=self.fps, options=options)
+        stream: Any = self._output.add_stream(ENCODERS[codec], rate=self.fps, options=options)
         stream.width, stream.height = size
         stream.pix_fmt = settings.pixel_format
         stream.time_base = 1 / self.fps
@@ -146,7 +145,7 @@ def read_back(path: Path) -> FilmFacts:
             stream = container.streams.video[0]
             stream.thread_type = "AUTO"
             times: list[float] = []
-            frame = None
+            frame: Any = None
             for frame in container.decode(stream):
                 times.append(float(frame.pts * frame.time_base))
             if frame is None:
@@ -172,7 +171,7 @@ def read_back(path: Path) -> FilmFacts:
 
 
 def _measured_rate(times: list[float], declared: Fraction | None) -> Fraction:
-    """The declared rate where every frame stands at its time (WebM rounds to milliseconds), else the true one."""
+    """The declared rate where every frame stands at its time (WebM rounds to ms), else the true one."""
     if declared and all(abs(t - times[0] - i / declared) < 1.5e-3 for i, t in enumerate(times)):
         return declared
     if len(times) < 2:

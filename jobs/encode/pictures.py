@@ -1,4 +1,4 @@
-"""Read one frame of a film from disk as display-encoded RGB; alpha, 16 bits and linear EXR each on purpose."""
+"""Read one frame of a film as display-encoded RGB; alpha, 16 bits and linear EXR each on purpose."""
 
 from __future__ import annotations
 

@@ -24,5 +24,5 @@ def yuv420p10(picture: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint16]:
         across = (wide[:, 0:width:2] + 2.0 * wide[:, 1 : width + 1 : 2] + wide[:, 2 : width + 2 : 2]) / 4.0
         half = (across[0::2] + across[1::2]) / 2.0
         planes.append(np.rint(512.0 + 896.0 * half).reshape(-1))
-    flat = np.clip(np.concatenate(planes), 4, 1019).astype(np.uint16)
-    return flat.reshape(height * 3 // 2, width)
+    flat: npt.NDArray[np.uint16] = np.clip(np.concatenate(planes), 4, 1019).astype(np.uint16)
+    return flat.reshape((height * 3 // 2, width))

@@ -84,7 +84,7 @@ class KeyframeCamera(Model):
     """A camera path through keyframes; before the first and after the last the camera stands still."""
 
     type: Literal["keyframes"] = "keyframes"
-    keyframes: tuple[Keyframe, ...] = Field(min_length=1, max_length=10_000, description="In order of frame.")
+    keyframes: list[Keyframe] = Field(min_length=1, max_length=10_000, description="In order of frame.")
     interpolation: Literal["linear", "smooth", "hold"] = Field(
         default="smooth", description="smooth: cubic through all keyframes; linear: straight; hold: jumps."
     )

@@ -35,13 +35,15 @@ def expand(spec: Spec, context: ExpandContext) -> JobPlan:
     frames = spec.frame_range()
     seconds = estimate_seconds(spec)
     size = spec.chunk_frames or max(1, min(MAX_CHUNK, round(spec.chunk_seconds / seconds)))
+    key = warm_key(spec, context)
     render = StepPlan(
         name="render",
         engine="render",
         pool="render",
         tasks=_tasks(frames, size, seconds),
         outputs=tuple(declare(o, spec.resolution, spec.transparent) for o in spec.outputs),
-        warm_key=warm_key(spec, context),
+        payload={"warm_key": key},
+        warm_key=key,
         requires={"device": "cuda"} if spec.device == "cuda" else {},
         max_retries=spec.max_retries,
         no_progress_s=spec.frame_timeout_s + 60.0,
@@ -73,4 +75,4 @@ def warm_key(spec: Spec, context: ExpandContext) -> str:
 
 def _tasks(frames: FrameRange, size: int, seconds: float) -> Iterator[TaskPlan]:
     for rank, chunk in enumerate(frames.chunks(size)):
-        yield TaskPlan(frames=chunk, rank=rank, seconds=seconds * len(chunk))
+        yield TaskPlan(frames=chunk, payload={"frames": str(chunk)}, rank=rank, seconds=seconds * len(chunk))

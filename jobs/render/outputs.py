@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal, Self
+import re
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -29,6 +30,9 @@ _SHORTHANDS: Final[dict[str, dict[str, Any]]] = {
     "exr": {"format": "exr"},
     "exr32": {"format": "exr", "dtype": "float"},
 }
+
+
+_Named = TypeVar("_Named", bound="PngOutput | JpegOutput | ExrOutput")
 
 
 class PngOutput(Model):
@@ -92,9 +96,7 @@ class ExrOutput(Model):
         return _named(self, f"{self.layers[0]}.exr" if len(self.layers) == 1 else "layers.exr", "exr")
 
 
-def _named(output: Any, default: str, suffix: str) -> Any:
-    import re
-
+def _named(output: _Named, default: str, suffix: str) -> _Named:
     name = output.name or default
     if not re.fullmatch(_NAME % suffix, name):
         raise ValueError(
@@ -109,7 +111,7 @@ def _shorthand(value: Any) -> Any:
     if isinstance(value, str):
         if value not in _SHORTHANDS:
             raise ValueError(
-                f"{value[:40]!r} is not a format; choose {', '.join(_SHORTHANDS)}, or write an object with format"
+                f"{value[:40]!r} is not a format; choose {', '.join(_SHORTHANDS)}, or write an object"
             )
         return _SHORTHANDS[value]
     return value

@@ -1,0 +1,248 @@
+"""A host in this process: really writes, really verifies, and keeps what engines publish for tests."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from farm.errors import OutOfSpace, PermanentFailure
+from farm.frame_range import FrameRange
+from farm.plan import JobPlan, StepPlan
+from jobs.engine import StoredFrame, TaskContext
+from jobs.kind import Asset, ExpandContext
+from jobs.registry import kind
+from workers.verify import verify
+
+
+class FileLog:
+    """A log in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = path.open("ab", buffering=0)
+
+    def write(self, text: str) -> None:
+        self._file.write((text if text.endswith("\n") else text + "\n").encode())
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    def text(self) -> str:
+        """All that was logged."""
+        return self.path.read_bytes().decode("utf-8", "replace")
+
+
+@dataclass
+class Published:
+    """One published frame."""
+
+    number: int
+    files: dict[str, Path]
+    started_at: float
+    duration_s: float
+    quality: dict[str, Any]
+
+
+@dataclass
+class LocalHost:
+    """Host of one task after another; ``published`` and ``artifacts`` outlive the tasks."""
+
+    folder: Path
+    files: dict[str, Path]
+    on_check: Callable[[LocalHost], None] | None = None
+    spool_budget: int = 2**30
+    published: dict[tuple[str, int], Published] = field(default_factory=dict)
+    artifacts: dict[str, tuple[Path, str, dict[str, Any]]] = field(default_factory=dict)
+    results: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    phases: list[str] = field(default_factory=list)
+    progresses: list[tuple[float, str]] = field(default_factory=list)
+    frozen_pids: list[int] = field(default_factory=list)
+    warm: str | None = None
+    reserved: int = 0
+    peak_reserved: int = 0
+    checks: int = 0
+    step: str = ""
+    outputs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.store = self.folder / "store"
+        self.store.mkdir(exist_ok=True)
+        self.root = self.folder / "assets"
+        for path, source in self.files.items():
+            target = self.root / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, target)
+        self.root.mkdir(exist_ok=True)
+        self.log = FileLog(self.folder / "log")
+        self.scratch = self.folder / "scratch" / "0"
+        self.scratch.mkdir(parents=True, exist_ok=True)
+
+    def check(self) -> None:
+        self.checks += 1
+        if self.on_check:
+            self.on_check(self)
+
+    def progress(self, fraction: float, note: str = "") -> None:
+        assert 0.0 <= fraction <= 1.0
+        self.progresses.append((fraction, note))
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        self.phases.append(name)
+        yield
+
+    def publish(
+        self,
+        number: int,
+        files: Mapping[str, Path],
+        *,
+        started_at: float,
+        duration_s: float,
+        quality: Mapping[str, Any] | None = None,
+        peak_vram: int | None = None,
+    ) -> None:
+        declared = {o["name"]: o for o in self.outputs[self.step]}
+        assert set(files) == set(declared)
+        kept = {}
+        for output, path in files.items():
+            assert path.parent == self.scratch
+            verify(path, declared[output])
+            kept[output] = self._keep(path)
+        self.published[self.step, number] = Published(
+            number, kept, started_at, duration_s, dict(quality or {})
+        )
+
+    def _keep(self, path: Path) -> Path:
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        target = self.store / digest
+        path.rename(target)
+        return target
+
+    def publish_artifact(
+        self, name: str, path: Path, media_type: str, meta: Mapping[str, Any] | None = None
+    ) -> str:
+        kept = self._keep(path)
+        self.artifacts[name] = (kept, media_type, dict(meta or {}))
+        return kept.name
+
+    def result(self, data: Mapping[str, Any]) -> None:
+        self.results.setdefault(self.step, []).append(dict(data))
+
+    def save(self, path: Path) -> None:
+        raise NotImplementedError
+
+    def restore(self) -> Path | None:
+        return None
+
+    def preview(self, png: bytes) -> None:
+        pass
+
+    @contextmanager
+    def reserve(self, nbytes: int, medium: str, purpose: str = "frame staging") -> Iterator[None]:
+        if nbytes > self.spool_budget:
+            raise OutOfSpace(f"{nbytes} bytes of {medium} are over the whole budget")
+        self.reserved += nbytes
+        self.peak_reserved = max(self.peak_reserved, self.reserved)
+        try:
+            yield
+        finally:
+            self.reserved -= nbytes
+
+    def asset(self, path: str) -> Path:
+        if path not in self.files:
+            raise PermanentFailure(f"the job has no asset {path!r}")
+        return self.root / path
+
+    def assets(self) -> Path:
+        return self.root
+
+    def frames(self, step: str, output: str, numbers: FrameRange | None = None) -> list[StoredFrame]:
+        declared = next(o for o in self.outputs[step] if o["name"] == output)
+        wanted = numbers or FrameRange.of(n for s, n in self.published if s == step)
+        stored = []
+        for number in wanted:
+            frame = self.published.get((step, number))
+            if frame is None:
+                raise PermanentFailure(f"step {step!r} has no frame {number}")
+            stored.append(
+                StoredFrame(
+                    number,
+                    output,
+                    frame.files[output],
+                    declared["width"],
+                    declared["height"],
+                    declared["format"],
+                )
+            )
+        return stored
+
+    def step_results(self, step: str) -> list[Mapping[str, Any]]:
+        return list(self.results.get(step, []))
+
+    @contextmanager
+    def frozen(self, pids: Sequence[int]) -> Iterator[None]:
+        self.frozen_pids = list(pids)
+        yield
+
+    def keep_warm(self, key: str | None) -> None:
+        self.warm = key
+
+    # driving a whole job
+
+    def plan(self, kind_name: str, spec: dict[str, Any]) -> tuple[dict[str, Any], JobPlan]:
+        """Parse and expand a job over this host's assets, as submission does."""
+        parsed = kind(kind_name).parse(spec)
+        assets = {
+            path: Asset(path, hashlib.sha256(source.read_bytes()).hexdigest(), source.stat().st_size)
+            for path, source in self.files.items()
+        }
+        return parsed.model_dump(mode="json"), kind(kind_name).expand(parsed, ExpandContext(assets=assets))
+
+    def tasks(self, spec: dict[str, Any], step: StepPlan, threads: int = 2) -> Iterator[TaskContext]:
+        """The tasks of a step, as a slot would get them; turns this host to each."""
+        declared = [dataclasses.asdict(o) for o in step.outputs]
+        self.outputs[step.name] = declared
+        for index, task in enumerate(step.tasks):
+            self.step = step.name
+            self.scratch = self.folder / "scratch" / f"{step.name}-{index}"
+            self.scratch.mkdir(parents=True, exist_ok=True)
+            yield TaskContext(
+                task_id=f"task-{index}",
+                job_id="job-1",
+                step_name=step.name,
+                engine=step.engine,
+                take=1,
+                attempt_number=1,
+                frames=task.frames,
+                spec=spec,
+                step=step.payload,
+                payload=task.payload,
+                outputs=declared,
+                device={"kind": "cpu", "threads": threads},
+            )
+
+    def run_job(self, kind_name: str, spec: dict[str, Any]) -> None:
+        """Run every task of a job with fresh engines; raises what an engine raises."""
+        parsed, plan = self.plan(kind_name, spec)
+        for step in plan.steps:
+            engine = kind(step.engine).create_engine()
+            engine.open(self)
+            try:
+                for task in self.tasks(parsed, step):
+                    engine.run(task, self)
+                    assert not any(self.scratch.iterdir()), "an engine left files in scratch"
+            finally:
+                engine.close()
+
+
+def pids_of(host: LocalHost) -> list[int]:
+    """Declared child groups that still run."""
+    return [pid for pid in host.frozen_pids if Path(f"/proc/{pid}").exists() and os.getpgid(pid) == pid]
