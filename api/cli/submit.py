@@ -122,7 +122,7 @@ def submit(
             typer.echo(job.id)
         if watch:
             ended = follow_job(farm, job.id, json=json)
-            end_with([ended])
+            end_with(farm, [ended])
             for path in fetch(farm, job.id, download) if download else []:
                 typer.echo(str(path))
 

@@ -138,10 +138,10 @@ class FarmClient:
         """Tasks of a job; filters ``step, state``."""
         return self._list(f"/v1/jobs/{job_id}/tasks", Task, limit, filters)
 
-    def attempts(self, subject: str, *, limit: int | None = None) -> Iterator[Attempt]:
-        """Attempts of a job or of a task."""
+    def attempts(self, subject: str, *, limit: int | None = None, **filters: Any) -> Iterator[Attempt]:
+        """Attempts of a job or of a task, newest first; filter ``state``."""
         family = "tasks" if subject.startswith("task_") else "jobs"
-        return self._list(f"/v1/{family}/{subject}/attempts", Attempt, limit, {})
+        return self._list(f"/v1/{family}/{subject}/attempts", Attempt, limit, filters)
 
     def frames(self, job_id: str, *, limit: int | None = None, **filters: Any) -> Iterator[Frame]:
         """Frames of a job by number; filters ``step, state, take, current``."""

@@ -57,7 +57,7 @@ def make(farm: FarmClient, films: list[DemoFilm], output: Path) -> None:
         jobs.append((film, job))
     for film, job in jobs:
         ended = follow_job(farm, job.id)
-        end_with([ended])
+        end_with(farm, [ended], advise=False)
         path = film.fetch(farm, job.id, output)
         took = (ended.finished_at - ended.created_at).total_seconds() if ended.finished_at else 0.0
         terminal.say(f"{film.name}: {ended.frames_done} frames and the film verified, {took:.0f} s")

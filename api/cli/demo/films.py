@@ -15,26 +15,34 @@ from farm.errors import NotFound
 
 @dataclass(frozen=True, slots=True)
 class DemoFilm:
-    """One film: ``module`` offers ``job() -> (body, files)``, what to submit and its assets by job path."""
+    """One film: ``module`` offers ``spec()``, the job's spec, and ``assets()``, its files by job path."""
 
     name: str
+    kind: str
     module: str
-    filename: str
+    title: str
 
     def submit(self, farm: FarmClient) -> Job:
         """Upload what the film needs and submit its job."""
-        body, files = importlib.import_module(self.module).job()
-        return send(farm, body, files)
+        module = importlib.import_module(self.module)
+        body = {
+            "kind": self.kind,
+            "name": self.title,
+            "project": "default",
+            "labels": {"show": "demo"},
+            "spec": module.spec(),
+        }
+        return send(farm, body, module.assets())
 
     def fetch(self, farm: FarmClient, job_id: str, folder: Path) -> Path:
         """Download the finished film, checked against its hash."""
         for artifact in farm.artifacts(job_id):
             if artifact.media_type.startswith("video/"):
                 suffix = Path(plain_name(artifact.name)).suffix
-                return farm.download_artifact(artifact, folder / f"{self.filename}{suffix}")
+                return farm.download_artifact(artifact, folder / f"{self.title}{suffix}")
         raise NotFound(f"{self.name}: the job is done but has no film")
 
 
 FILMS = [
-    DemoFilm("render", "jobs.render.demo", "turntable"),
+    DemoFilm("render", "render", "jobs.render.demo", "turntable"),
 ]
