@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 
-from gpu_pinning.machine import Core, Topology
+from gpu_pinning.machine import Topology
 
 # A further memory node or cache group costs less than any sharing with a decode neighbour, but is not free.
 _SPAN_NODE, _SPAN_LLC = 6, 1
@@ -20,15 +20,17 @@ class CorePool:
         self._machine = machine
         self.usable = {core.id: tuple(c for c in core.cpus if c in allowed) for core in machine.cores}
         self.usable = {core: cpus for core, cpus in self.usable.items() if cpus}
-        self.partial = {core for core in self.usable if len(self.usable[core]) < len(self._core(core).cpus)}
+        self.partial = {
+            core for core in self.usable if len(self.usable[core]) < len(machine.core_by_id[core].cpus)
+        }
         isolated = set(machine.kernel.isolated)
         # The scheduler does not spread threads over isolated CPUs: a slot there would run on one of them.
         self.isolated = {core for core in self.usable if isolated & set(self.usable[core])}
         self.system = tuple(sorted(self.usable)[:reserved])
         self.free = set(self.usable) - set(self.system)
-
-    def _core(self, core: int) -> Core:
-        return self._machine.core_by_id[core]
+        # -1 stands for a node or cache that the machine does not tell.
+        self._node = {core.id: -1 if core.node is None else core.node for core in machine.cores}
+        self._llc = {core.id: -1 if core.llc is None else core.llc for core in machine.cores}
 
     def cpus(self, cores: Iterable[int]) -> tuple[int, ...]:
         """Hardware threads of cores, as far as they are ours."""
@@ -59,32 +61,31 @@ class CorePool:
         free = self.for_slots()
         if number > len(free):
             return None
-        by_llc: dict[object, list[int]] = defaultdict(list)
-        by_node: dict[object, list[int]] = defaultdict(list)
         price = {core: cost(core) + (20 if core in self.partial else 0) for core in free}
-        for core in sorted(free, key=lambda c: (price[c], c)):
-            by_llc[self._core(core).llc].append(core)
-            by_node[self._core(core).node].append(core)
+        # Cheapest first, then node by node: tuples sort without a call per comparison.
+        order = [core for _, _, core in sorted((price[core], self._node[core], core) for core in free)]
+        by_llc: dict[int, list[int]] = defaultdict(list)
+        by_node: dict[int, list[int]] = defaultdict(list)
+        for core in order:
+            by_llc[self._llc[core]].append(core)
+            by_node[self._node[core]].append(core)
         candidates = [group[:number] for group in by_llc.values() if len(group) >= number]
-        left = {id(group): len(group) for group in by_llc.values()}
-        for group in by_node.values():
-            if len(group) >= number:
-                # Whole cache groups first, the cheapest and fullest of the node in front.
-                order = sorted(group, key=lambda c: (price[c], -left[id(by_llc[self._core(c).llc])], c))
-                candidates.append(order[:number])
-        candidates.append(sorted(free, key=lambda c: (price[c], self._node_key(c), c))[:number])
+        lowest = sum(price[core] for core in order[:number])
+        if not any(sum(price[core] for core in group) == lowest for group in candidates):
+            # No single cache group is as cheap as can be: look at whole nodes, then anywhere.
+            for group in by_node.values():
+                if len(group) >= number:
+                    ranked = sorted((price[c], -len(by_llc[self._llc[c]]), c) for c in group)
+                    candidates.append([core for _, _, core in ranked[:number]])
+            candidates.append(order[:number])
         best = min(candidates, key=lambda cores: self._score(cores, price, by_llc))
         return tuple(sorted(best))
 
-    def _node_key(self, core: int) -> int:
-        node = self._core(core).node
-        return -1 if node is None else node
-
     def _score(
-        self, cores: list[int], price: dict[int, int], by_llc: dict[object, list[int]]
+        self, cores: list[int], price: dict[int, int], by_llc: dict[int, list[int]]
     ) -> tuple[int, int, int]:
-        nodes = {self._core(core).node for core in cores}
-        llcs = {self._core(core).llc for core in cores}
+        nodes = {self._node[core] for core in cores}
+        llcs = {self._llc[core] for core in cores}
         rest = sum(len(by_llc[llc]) for llc in llcs) - len(cores)
         span = _SPAN_NODE * (len(nodes) - 1) + _SPAN_LLC * (len(llcs) - 1)
         return sum(price[core] for core in cores) + span, rest, min(cores)

@@ -219,6 +219,11 @@ class Topology(Part):
         return {core.id: core for core in self.cores}
 
     @cached_property
+    def allowed_set(self) -> frozenset[int]:
+        """``allowed_cpus`` as a set."""
+        return frozenset(self.allowed_cpus)
+
+    @cached_property
     def pci_of(self) -> dict[str, PciDevice]:
         """PCI device by address."""
         return {device.address: device for device in self.pci}

@@ -18,7 +18,7 @@ from gpu_pinning.interrupts import interrupt_moves
 from gpu_pinning.machine import Gpu, MigInstance, Topology
 from gpu_pinning.neighbour_seats import seat_neighbour
 from gpu_pinning.observed import ObservedNeighbour
-from gpu_pinning.plan import GpuInUse, NeighbourPlan, Plan, Refusal, Sharing, SlotPlan
+from gpu_pinning.plan import GpuInUse, Plan, Refusal, SlotPlan
 from gpu_pinning.sharing import Place
 from gpu_pinning.wishes import SlotWish, Wishes, default_slots
 
@@ -128,7 +128,11 @@ def _slot(board: Board, wish: SlotWish, name: str) -> SlotPlan | Refusal:
         )
     cpus = wish.cores if isinstance(wish.cores, tuple) else board.cores.cpus(cores)
     slot = slotplan.build(board.machine, board.wishes, wish, name, gpus, mig, cores, cpus, nodes)
-    pairs = [_judge(board, slot, neighbour) for neighbour in board.neighbours]
+    place = sharing.place_of_slot(board.machine, slot) if board.neighbours else None
+    pairs = [
+        sharing.judge(board.machine, slot, neighbour, place, board.places[neighbour.name])
+        for neighbour in board.neighbours
+    ]
     grade = sharing.lowest([pair.guarantee for pair in pairs])
     floor = wish.lowest_class or board.wishes.placement.lowest_class
     if grade and grade > floor:
@@ -142,7 +146,7 @@ def _slot(board: Board, wish: SlotWish, name: str) -> SlotPlan | Refusal:
         return Refusal(
             wish=f"slots.{name}",
             reason="placement.device_fence is required and this machine gives no right for it",
-            fix="run the node agent as root or with delegated cgroups (`farm node install`)",
+            fix="run the node agent as root or with delegated cgroups (`farm node-install`)",
         )
     _take(board, slot, wish, cores, nodes)
     slot = slot.model_copy(update={"guarantee": grade})
@@ -162,11 +166,6 @@ def _take(board: Board, slot: SlotPlan, wish: SlotWish, cores: set[int], nodes: 
         part = min(left, board.memory.get(node, 0))
         board.memory[node] = board.memory.get(node, 0) - part
         left -= part
-
-
-def _judge(board: Board, slot: SlotPlan, neighbour: NeighbourPlan) -> Sharing:
-    place = sharing.place_of_slot(board.machine, slot)
-    return sharing.judge(board.machine, slot, neighbour, place, board.places[neighbour.name])
 
 
 def _slot_cores(board: Board, wish: SlotWish, name: str, gpus: list[Gpu]) -> set[int] | Refusal:

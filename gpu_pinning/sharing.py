@@ -22,7 +22,7 @@ class Place:
         own = [machine.gpu(uuid) for uuid in gpus]
         self.gpus = set(gpus)
         self.cores = {machine.core_of[cpu].id for cpu in cpus if cpu in machine.core_of}
-        cores = [core for core in machine.cores if core.id in self.cores]
+        cores = [machine.core_by_id[core] for core in self.cores]
         self.packages = {core.package for core in cores}
         self.nodes = set(nodes) | {core.node for core in cores if core.node is not None}
         self.nodes |= {gpu.node for gpu in own if gpu.node is not None}
@@ -131,7 +131,7 @@ def _grade(
     if unknown:
         reasons.append("not known: " + ", ".join(unknown))
         raise_by.append("run where sysfs tells " + ", ".join(unknown))
-    allowed = set(machine.allowed_cpus)
+    allowed = machine.allowed_set
     halves = [
         core for core in mine.cores | theirs.cores if not allowed.issuperset(machine.core_by_id[core].cpus)
     ]
@@ -140,7 +140,7 @@ def _grade(
         raise_by.append("give the container whole cores")
     if slot.fence.weak:
         reasons.append("cores held by affinity alone, which a child can widen")
-        raise_by.append("give the node agent a delegated cgroup (`farm node install`)")
+        raise_by.append("give the node agent a delegated cgroup (`farm node-install`)")
     if reasons:
         return "B", "disjoint cores; " + "; ".join(reasons)
     return "A", "shares no GPU, PCIe switch, NUMA node or last-level cache"

@@ -48,7 +48,10 @@ def build(
         cores=tuple(sorted(cores)),
         cpus=cpus,
         nodes=nodes,
-        environment=environment(name, gpus, mig, wish.mps_percent, len(cores)),
+        environment={
+            **environment(name, gpus, mig, wish.mps_percent, wish.threads or len(cores)),
+            **wish.environment,
+        },
         fence=fence_plan(machine, required=wishes.placement.device_fence == "required"),
         limits=Limits(
             memory_bytes=wish.memory,

@@ -24,6 +24,8 @@ from gpu_pinning.plan import Plan
 from gpu_pinning.unit import systemd_unit
 from gpu_pinning.wishes import Wishes
 
+RUNNING_PLAN = "plan.json"
+"""Name of the file in the node's data folder in which an agent keeps the plan that it has applied."""
 Output = tuple[str, int]
 """Text for standard output, and the exit code."""
 
@@ -34,12 +36,12 @@ def the_machine(recorded: Path | None = None) -> Topology:
 
 
 def the_wishes(farm_toml: Path | None = None) -> Wishes:
-    """``farm_toml``; without it the file that FARM_TOML names; without that ``farm.toml`` here, if it is
+    """``farm_toml``; without it the file that FARM_CONFIG names; without that ``farm.toml`` here, if it is
     there.
 
     Raises ConfigError. A file that was named has to be there.
     """
-    if farm_toml is None and (named := os.environ.get("FARM_TOML")):
+    if farm_toml is None and (named := os.environ.get("FARM_CONFIG")):
         farm_toml = Path(named)
     if farm_toml is not None:
         return Wishes.load(farm_toml)
@@ -99,10 +101,10 @@ def plan_text(
     running: Plan | None = None,
     as_diff: bool = False,
 ) -> Output:
-    """``farm plan``; 3 where something was refused. ``running`` is the plan that runs, for ``--diff``."""
+    """``farm plan``; 1 where something was refused. ``running`` is the plan that runs, for ``--diff``."""
     machine = the_machine(recorded)
     plan = make_plan(machine, the_wishes(farm_toml), _observed(machine, recorded))
-    code = 3 if plan.refusals else 0
+    code = 1 if plan.refusals else 0
     if as_diff:
         changes = diff_plans(running, plan) if running else diff_plans(_nothing(), plan)
         if as_json:
@@ -206,9 +208,9 @@ def doctor_text(
 
 
 def unit_text(farm_toml: Path | None = None, *, user: str | None = None, farm: str | None = None) -> Output:
-    """``farm node install``: the systemd unit. ``farm`` is the command's path, else the one that runs now."""
+    """``farm node-install``: the systemd unit. ``farm`` is the command's path, else the one that runs now."""
     program = farm or str(Path(sys.argv[0]).resolve())
-    environment = {"FARM_TOML": str(farm_toml.resolve())} if farm_toml else {}
+    environment = {"FARM_CONFIG": str(farm_toml.resolve())} if farm_toml else {}
     return (
         systemd_unit(
             [program, "node"],

@@ -23,6 +23,7 @@ Role = Literal["decode", "prefill"]
 Guarantee = Literal["A", "B", "C"]
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
+_FIXED = {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES", "STILLFRAME_SLOT"}
 _NAME = r"[a-z0-9][a-z0-9-]{0,39}"
 
 
@@ -72,15 +73,6 @@ class _Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True)
 
 
-class NodeWish(_Strict):
-    """``[node]``"""
-
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")] | None = None
-    labels: dict[str, str] = {}
-    preemptible: bool = False
-    """A machine that may be taken away at short notice; it does not count towards reserved floors."""
-
-
 class PlacementWish(_Strict):
     """``[placement]``"""
 
@@ -94,16 +86,36 @@ class PlacementWish(_Strict):
     """``required`` refuses to start a slot whose device nodes cannot be fenced."""
 
 
-class NeighbourWish(_Strict):
-    """``[[neighbours]]``: a language model server that must not be disturbed."""
+class _Seated(_Strict):
+    """What has cores: ``cores`` counts them, ``cpus`` names CPUs; both end in ``cores``."""
+
+    cores: Cores | None = None
+    """A number of whole physical cores, or the CPUs themselves (``cpus = "0-15"`` says the same)."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _cpus(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "cpus" in data:
+            if "cores" in data:
+                raise ValueError("has both cores and cpus; cores counts cores, cpus names CPUs: write one")
+            if not isinstance(data["cpus"], str):
+                raise ValueError("cpus names CPUs, for example cpus = '0-15'; to count cores write cores = 4")
+            return {**{key: value for key, value in data.items() if key != "cpus"}, "cores": data["cpus"]}
+        return data
+
+
+class NeighbourWish(_Seated):
+    """``[[neighbours]]``: a language model server that must not be disturbed.
+
+    A number of cores (or none) reserves cores for it, but promises no fence; ``cpus`` says that it is held
+    there.
+    """
 
     name: Annotated[str, Field(pattern=f"^{_NAME}$")]
     role: Role = "decode"
     gpus: tuple[GpuName, ...] = ()
     mig: tuple[str, ...] = ()
     """UUIDs of MIG instances, where it has no whole GPU."""
-    cores: Cores | None = None
-    """CPUs that the server is held to; a number (or nothing) reserves cores, but promises no fence."""
     url: str | None = None
     """Its OpenAI-style endpoint, ``http://127.0.0.1:8000``."""
     model: str | None = None
@@ -121,8 +133,11 @@ class NeighbourWish(_Strict):
         return self
 
 
-class SlotWish(_Strict):
-    """``[[slots]]``: one slot, or ``count`` equal ones."""
+class SlotWish(_Seated):
+    """``[[slots]]``: one slot, or ``count`` equal ones.
+
+    Without cores a CPU slot gets 2 and a GPU slot up to 4.
+    """
 
     name: Annotated[str, Field(pattern=f"^{_NAME}$")]
     pools: Annotated[tuple[Pool, ...], Field(min_length=1)]
@@ -137,8 +152,6 @@ class SlotWish(_Strict):
     """Share of a GPU's multiprocessors under MPS. Class C, and such a slot is drained, never killed."""
     share_with: str | None = None
     """Name of the neighbour whose GPU an MPS or MIG slot may share."""
-    cores: Cores | None = None
-    """Physical cores of each slot, or the CPUs themselves; default 2, for GPU slots up to 4."""
     memory: Size | None = None
     memory_nodes: Annotated[tuple[int, ...], BeforeValidator(_parse_cores)] | None = None
     """Memory nodes by hand, for example a CPU-less one."""
@@ -150,6 +163,10 @@ class SlotWish(_Strict):
     disk_write: Size | None = None
     """Bytes per second to the disk under ``paths.work``."""
     lowest_class: Guarantee | None = None
+    threads: Annotated[int, Field(ge=1)] | None = None
+    """Threads of numeric libraries; default: its cores."""
+    environment: dict[str, str] = {}
+    """More variables, set before exec."""
 
     @model_validator(mode="after")
     def _consistent(self) -> SlotWish:
@@ -157,6 +174,8 @@ class SlotWish(_Strict):
             raise ValueError("has both gpus and mig; a MIG slot names its instance alone")
         if self.mps_percent and (not isinstance(self.gpus, tuple) or len(self.gpus) != 1):
             raise ValueError("mps_percent needs gpus with exactly one GPU named, since MPS shares that GPU")
+        if fixed := sorted(_FIXED & set(self.environment)):
+            raise ValueError(f"environment sets {fixed[0]}, which the plan sets: use gpus or mig")
         if self.mps_percent and self.mig:
             raise ValueError("has both mps_percent and mig; choose one")
         if self.share_with and not (self.mps_percent or self.mig):
@@ -191,7 +210,11 @@ class Paths(_Strict):
 class Wishes(_Strict):
     """A whole farm.toml. ``slots`` empty asks for the default slots."""
 
-    node: NodeWish = NodeWish()
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")] | None = None
+    """The node's name; default: the host's."""
+    labels: dict[str, str] = {}
+    preemptible: bool = False
+    """A machine that may be taken away at short notice; it does not count towards reserved floors."""
     placement: PlacementWish = PlacementWish()
     neighbours: tuple[NeighbourWish, ...] = ()
     slots: tuple[SlotWish, ...] = ()
@@ -263,8 +286,16 @@ def _problems(error: ValidationError, data: dict[str, Any]) -> list[tuple[str, o
             fix = "is missing; add it"
         else:
             fix = item["msg"].removeprefix("Value error, ")
+        value = _value_at(data, path)
+        if (
+            path
+            and path[-1] == "cores"
+            and isinstance(owner := _at(data, path[:-1]), dict)
+            and "cpus" in owner
+        ):
+            field, value = field.removesuffix("cores") + "cpus", owner["cpus"]
         if field not in found or item["type"] == "value_error":
-            found[field] = (field, _value_at(data, path), fix)
+            found[field] = (field, value, fix)
     # Of a union, the member that got deepest into the value is the one that was meant.
     return [p for f, p in found.items() if not any(o != f and o.startswith(f + "[") for o in found)]
 
@@ -284,18 +315,22 @@ def _real_path(loc: tuple[int | str, ...], data: Any) -> list[int | str]:
     return path
 
 
-def _value_at(data: Any, path: list[int | str]) -> object:
+def _at(data: Any, path: list[int | str]) -> Any:
     for part in path:
         try:
             data = data[part]
         except (KeyError, IndexError, TypeError):
             return None
-    return data if not isinstance(data, dict) else data.get("name", "…")
+    return data
+
+
+def _value_at(data: Any, path: list[int | str]) -> object:
+    value = _at(data, path)
+    return value if not isinstance(value, dict) else value.get("name", "…")
 
 
 def _known_fields(path: list[int | str]) -> list[str]:
     models: dict[str, type[BaseModel]] = {
-        "node": NodeWish,
         "placement": PlacementWish,
         "neighbours": NeighbourWish,
         "slots": SlotWish,
@@ -303,4 +338,4 @@ def _known_fields(path: list[int | str]) -> list[str]:
         "paths": Paths,
     }
     model = models.get(str(path[0]), Wishes) if path else Wishes
-    return list(model.model_fields)
+    return [*model.model_fields, *(["cpus"] if issubclass(model, _Seated) else [])]

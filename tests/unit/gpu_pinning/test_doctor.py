@@ -43,7 +43,7 @@ def test_a_well_kept_machine_is_well() -> None:
         ("virtual-machine", "bare-metal", "warn", "pin the guest"),
         ("virtual-machine", "hugepages", "note", "echo madvise"),
         ("container", "container", "note", "--pid=host"),
-        ("container", "cgroup-cpuset", "warn", "farm node install"),
+        ("container", "cgroup-cpuset", "warn", "farm node-install"),
         ("container", "device-fence", "warn", "user namespaces"),
         ("laptop", "governor", "warn", "cpupower frequency-set -g performance"),
         ("workstation", "governor", "warn", "cpupower"),
@@ -120,7 +120,7 @@ def test_exit_codes() -> None:
 
 def test_text_and_json_say_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("FARM_TOML", raising=False)
+    monkeypatch.delenv("FARM_CONFIG", raising=False)
     recording = RECORDED / "container.json"
     text, code = doctor_text(recorded=recording)
     listed, same = doctor_text(recorded=recording, as_json=True)

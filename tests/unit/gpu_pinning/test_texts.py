@@ -23,7 +23,7 @@ from tests.unit.gpu_pinning.trees import RECORDED, put, recorded
 @pytest.fixture(autouse=True)
 def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("FARM_TOML", raising=False)
+    monkeypatch.delenv("FARM_CONFIG", raising=False)
 
 
 def test_topology_json_is_a_recorded_machine() -> None:
@@ -45,7 +45,7 @@ def test_plan_json_reads_back_and_refusals_change_the_exit_code(tmp_path: Path) 
     assert (Plan.parse(text), code) == (make_plan(recorded("laptop")), 0)
     (tmp_path / "farm.toml").write_text('[[slots]]\nname = "a"\npools = ["video"]\ngpus = 9\n')
     text, code = texts.plan_text(recorded=RECORDED / "laptop.json")
-    assert code == 3
+    assert code == 1
     assert "Refused: slots.a.gpus: wants 9" in text
 
 
@@ -54,9 +54,9 @@ def test_farm_toml_is_found_by_name_environment_or_folder(
 ) -> None:
     assert texts.the_wishes() == texts.Wishes()
     other = tmp_path / "other.toml"
-    other.write_text('[node]\nname = "other"\n')
-    monkeypatch.setenv("FARM_TOML", str(other))
-    assert texts.the_wishes().node.name == "other"
+    other.write_text('name = "other"\n')
+    monkeypatch.setenv("FARM_CONFIG", str(other))
+    assert texts.the_wishes().name == "other"
     with pytest.raises(ConfigError):
         texts.the_wishes(tmp_path / "none.toml")
 

@@ -10,7 +10,6 @@ from gpu_pinning.errors import ConfigError
 from gpu_pinning.wishes import Wishes
 
 FULL = """
-[node]
 name = "rack1-04"
 labels = { room = "north" }
 preemptible = true
@@ -48,7 +47,12 @@ def test_a_whole_file_is_read() -> None:
     assert wishes.neighbours[0].cores == (*range(16), *range(64, 80))
     assert wishes.slots[0].memory == 64 * 1024**3
     assert wishes.budgets.spool == 1_500_000_000_000
-    assert wishes.node.preemptible
+    assert wishes.preemptible
+
+
+def test_cpus_names_what_cores_counts() -> None:
+    assert Wishes.parse(slot('cpus = "0-3"')).slots[0].cores == (0, 1, 2, 3)
+    assert Wishes.parse(slot("cores = 4")).slots[0].cores == 4
 
 
 def test_an_empty_file_wishes_nothing() -> None:
@@ -63,6 +67,10 @@ def slot(lines: str) -> str:
     ("text", "field", "value", "fix"),
     [
         (slot("corse = 2"), "slots[0].corse", 2, "did you mean 'cores'"),
+        (slot('cores = 2\ncpus = "0-3"'), "slots[0]", "a", "has both cores and cpus"),
+        (slot('cpus = "4-2"'), "slots[0].cpus", "4-2", "write for example '0-3,8'"),
+        (slot("cpus = 2"), "slots[0]", "a", "to count cores write cores = 4"),
+        (slot('[slots.environment]\nCUDA_VISIBLE_DEVICES = "0"'), "slots[0]", "a", "which the plan sets"),
         (slot("cores = 0"), "slots[0].cores", 0, "must be 1 or more"),
         (slot('cores = "4-2"'), "slots[0].cores", "4-2", "write for example '0-3,8'"),
         (slot("gpus = [1]"), "slots[0].gpus[0]", 1, "number GPUs three ways"),
