@@ -10,12 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from farm.errors import InvalidFrameRange
 
 MAX_FRAMES = 1_000_000
-_ITEM = re.compile(r"(?P<start>-?\d{1,10})(?:-(?P<end>-?\d{1,10})(?::(?P<step>-?\d{1,10}))?)?")
+# ASCII digits only: the farm writes ranges back, and others read them
+_ITEM = re.compile(r"(?P<start>-?\d{1,10})(?:-(?P<end>-?\d{1,10})(?::(?P<step>-?\d{1,10}))?)?", re.ASCII)
 _LIMIT = 2**31 - 1
 
 
@@ -83,17 +83,18 @@ class FrameRange:
 
     @classmethod
     def _normal(cls, ranges: list[range]) -> FrameRange:
-        ascending = sorted((r for r in ranges), key=lambda r: r.start)
-        if all(a[-1] < b[0] for a, b in pairwise(ascending)):
-            return cls(tuple(range(r[0], r[-1] + 1, r.step if len(r) > 1 else 1) for r in ascending))
-        return cls.of(n for r in ranges for n in r)
+        if len(ranges) > 1:
+            return cls.of(n for r in ranges for n in r)
+        (only,) = ranges
+        return cls((range(only[0], only[-1] + 1, only.step if len(only) > 1 else 1),))
 
     def __iter__(self) -> Iterator[int]:
         for piece in self.pieces:
             yield from piece
 
     def __len__(self) -> int:
-        return sum(len(piece) for piece in self.pieces)
+        # most tasks hold one run of frames, and a job may have 100,000 of them
+        return len(self.pieces[0]) if len(self.pieces) == 1 else sum(len(piece) for piece in self.pieces)
 
     def __contains__(self, number: object) -> bool:
         return any(number in piece for piece in self.pieces)

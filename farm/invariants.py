@@ -124,10 +124,14 @@ def _waiting(conn: sa.Connection) -> Iterator[str]:
         .where(job_dependencies.c.job_id == jobs.c.id, ~job_dependencies.c.satisfied)
         .scalar_subquery()
     )
-    for job_id, waiting_on, found in conn.execute(
-        sa.select(jobs.c.id, jobs.c.waiting_on, unsatisfied).where(jobs.c.waiting_on != unsatisfied)
+    for job_id, state, waiting_on, found in conn.execute(
+        sa.select(jobs.c.id, jobs.c.state, jobs.c.waiting_on, unsatisfied).where(
+            jobs.c.waiting_on != unsatisfied
+        )
     ):
-        yield f"job {job_id} waits for {waiting_on} jobs, counted {found}"
+        # a job that it came after may have been deleted; then it can only stay as it ended
+        if waiting_on < found or state not in (GroupState.FAILED, GroupState.CANCELLED):
+            yield f"job {job_id} waits for {waiting_on} jobs, counted {found}"
     begun = (TaskState.READY, TaskState.DISPATCHED, TaskState.RUNNING, TaskState.DONE)
     for task_id, state in conn.execute(
         sa.select(tasks.c.id, tasks.c.state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import count
@@ -146,4 +147,15 @@ class TaskLoader:
 
 
 def _json(payload: Mapping[str, object]) -> str | None:
-    return dumps(clean_json(payload)) if payload else None
+    if not payload:
+        return None
+    try:
+        text = _ENCODER.encode(payload)
+    except ValueError:
+        # NaN or an infinity
+        return dumps(clean_json(payload))
+    # NUL or surrogates, as the encoder writes them
+    return dumps(clean_json(payload)) if "\\u0000" in text or "\\ud" in text else text
+
+
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)

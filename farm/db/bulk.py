@@ -1,18 +1,19 @@
 """Very many rows into a table, in batches: COPY on PostgreSQL, ``executemany`` on SQLite.
 
-Rows are tuples of text, numbers, booleans and None, in the order of the columns; JSON is given as text. A
-batch is as much as is held in memory.
+Rows are tuples of text, numbers, booleans and None, in the order of the columns; JSON is given as text. Text
+is never empty (COPY reads that as NULL). A batch is as much as is held in memory.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Sequence
 from typing import Any, cast
 
 import sqlalchemy as sa
 
 BATCH = 10_000
-_ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
 Value = str | int | float | bool | None
 
 
@@ -42,33 +43,16 @@ class BulkRows:
             return
         names = ", ".join(f'"{name}"' for name in self._columns)
         if self._copies:
-            self._copy(f'COPY "{self._table}" ({names}) FROM STDIN')
+            self._copy(f'COPY "{self._table}" ({names}) FROM STDIN (FORMAT csv)')
         else:
             marks = ", ".join("?" * len(self._columns))
             self._conn.exec_driver_sql(f'INSERT INTO "{self._table}" ({names}) VALUES ({marks})', self._rows)
         self._rows = []
 
     def _copy(self, statement: str) -> None:
+        # CSV, because Python's writer of it is in C; an unquoted empty field is NULL
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(self._rows)
         raw = cast(Any, self._conn.connection)
         with raw.cursor() as cursor, cursor.copy(statement) as copy:
-            lines: list[str] = []
-            for row in self._rows:
-                lines.append("\t".join([_copied(value) for value in row]))
-                if len(lines) == 1000:
-                    copy.write("\n".join(lines) + "\n")
-                    lines = []
-            if lines:
-                copy.write("\n".join(lines) + "\n")
-
-
-def _copied(value: Value) -> str:
-    """A value in COPY's text format."""
-    if type(value) is str:
-        return value.translate(_ESCAPES) if not value.isalnum() else value
-    if value is None:
-        return "\\N"
-    if value is True:
-        return "t"
-    if value is False:
-        return "f"
-    return repr(value)
+            copy.write(text.getvalue())
