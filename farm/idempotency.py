@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert as pg_insert
+from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
 from farm.db import tables as t
 from farm.db.connect import db_now
@@ -84,15 +86,11 @@ def begin(conn: sa.Connection, claim: Claim, keep_s: float) -> KeptAnswer | None
 
 
 def _insert(conn: sa.Connection, values: dict[str, Any]) -> bool:
-    if conn.dialect.name == "postgresql":
-        from sqlalchemy.dialects.postgresql import insert as pg_insert
-
-        made = conn.execute(pg_insert(t.idempotency).values(**values).on_conflict_do_nothing())
-    else:
-        from sqlalchemy.dialects.sqlite import insert as sqlite_insert
-
-        made = conn.execute(sqlite_insert(t.idempotency).values(**values).on_conflict_do_nothing())
-    return made.rowcount == 1
+    table = t.idempotency
+    insert = pg_insert(table) if conn.dialect.name == "postgresql" else sqlite_insert(table)
+    # by what it returns: the count of rows is not told for every driver
+    made = conn.execute(insert.values(**values).on_conflict_do_nothing().returning(table.c.key_id))
+    return made.first() is not None
 
 
 def keep(conn: sa.Connection, claim: Claim, status: int, response: Any) -> None:

@@ -43,7 +43,7 @@ def read_artifact(artifact_id: str, use: Use, who: Reader) -> Artifact:
         return _artifact(visible.artifact(conn, who, artifact_id))
 
 
-@router.get("/artifacts/{artifact_id}/content", tags=["artifacts"], responses=Binary)
+@router.get("/artifacts/{artifact_id}/content", tags=["artifacts"], responses=Binary, response_class=Response)
 def read_artifact_content(
     request: Request,
     artifact_id: str,

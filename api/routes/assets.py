@@ -51,7 +51,7 @@ def missing_of(use: Services, hashes: list[str]) -> list[str]:
     return [sha256 for sha256 in wanted if sha256 not in known or not use.store.exists(sha256)]
 
 
-@router.api_route("/assets/{sha256}", methods=["GET"], tags=["assets"], responses=Binary)
+@router.get("/assets/{sha256}", tags=["assets"], responses=Binary, response_class=Response)
 def read_asset(request: Request, sha256: Hash, use: Use, who: Reader) -> Response:
     """The bytes of an asset, or a range of them."""
     with use.db.read() as conn:
@@ -63,7 +63,12 @@ def read_asset(request: Request, sha256: Hash, use: Use, who: Reader) -> Respons
     return content.serve(request, use.store, sha256, name=sha256, download=True)
 
 
-@router.head("/assets/{sha256}", tags=["assets"], responses={404: {"description": "Upload it first"}})
+@router.head(
+    "/assets/{sha256}",
+    tags=["assets"],
+    responses={404: {"description": "Upload it first"}},
+    response_class=Response,
+)
 def has_asset(sha256: Hash, use: Use, who: Anyone) -> Response:
     """Whether the farm has these bytes, and how many they are."""
     if missing_of(use, [sha256]):

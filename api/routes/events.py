@@ -35,7 +35,7 @@ Types = Annotated[
 ]
 
 
-@router.get("/events", tags=["events"], responses=Stream)
+@router.get("/events", tags=["events"], responses=Stream, response_class=Response)
 async def follow_events(
     request: Request,
     use: Use,

@@ -31,8 +31,11 @@ StepName = Annotated[str | None, Query(max_length=200, description="Name or id o
 TakePath = Annotated[int, Path(ge=1, le=2**31 - 1)]
 NumberPath = Annotated[int, Path(ge=-(2**31), le=2**31 - 1)]
 Binary: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}},
-    206: {"description": "The range that was asked for"},
+    200: {"content": {"*/*": {"schema": {"type": "string", "format": "binary"}}}},
+    206: {
+        "description": "The range that was asked for",
+        "content": {"*/*": {"schema": {"type": "string", "format": "binary"}}},
+    },
     304: {"description": "You have it already"},
     416: {"description": "The range lies outside"},
 }
@@ -121,7 +124,9 @@ def read_frame(step_id: str, take: TakePath, number: NumberPath, use: Use, who: 
         return frame_of_row(visible.frame(conn, who, step_id, take, number))
 
 
-@router.get("/frames/{step_id}/{take}/{number}/thumbnail", tags=["frames"], responses=Picture)
+@router.get(
+    "/frames/{step_id}/{take}/{number}/thumbnail", tags=["frames"], responses=Picture, response_class=Response
+)
 def read_thumbnail(
     request: Request,
     step_id: str,
@@ -150,7 +155,9 @@ def read_thumbnail(
     return Response(path.read_bytes(), media_type=f"image/{format}", headers=headers)
 
 
-@router.get("/frames/{step_id}/{take}/{number}/{output}", tags=["frames"], responses=Binary)
+@router.get(
+    "/frames/{step_id}/{take}/{number}/{output}", tags=["frames"], responses=Binary, response_class=Response
+)
 def read_frame_file(
     request: Request,
     step_id: str,

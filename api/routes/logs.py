@@ -56,7 +56,7 @@ def read_range(folder: Path, attempt_id: str, start: int = 0, length: int = MAX_
         return LogRange(b"", 0, 0)
 
 
-@router.get("/attempts/{attempt_id}/log", tags=["logs"], responses=Text)
+@router.get("/attempts/{attempt_id}/log", tags=["logs"], responses=Text, response_class=Response)
 def read_log(
     request: Request,
     attempt_id: str,
@@ -153,7 +153,7 @@ def _whole(use: Services, attempt_id: str, *, raw: bool) -> Response:
     return StreamingResponse(pieces(), headers=headers, media_type=media_type)
 
 
-@router.get("/attempts/{attempt_id}/log/live", tags=["logs"], responses=Stream)
+@router.get("/attempts/{attempt_id}/log/live", tags=["logs"], responses=Stream, response_class=Response)
 async def follow_log(
     request: Request,
     attempt_id: str,

@@ -110,8 +110,9 @@ def test_a_key_of_one_project_sees_that_project_alone(farm: Farm) -> None:
     assert farm.call.get("/v1/slots").json()["items"][0]["task_ids"] == [task.task_id]
     job_id, step_id = theirs["id"], theirs["steps"][0]["id"]
     for path in (
-        f"/v1/jobs/{job_id}", f"/v1/jobs/{job_id}/steps", f"/v1/jobs/{job_id}/tasks", f"/v1/jobs/{job_id}/why",
-        f"/v1/jobs/{job_id}/attempts", f"/v1/jobs/{job_id}/frames", f"/v1/jobs/{job_id}/artifacts",
+        f"/v1/jobs/{job_id}", f"/v1/jobs/{job_id}/steps", f"/v1/jobs/{job_id}/tasks",
+        f"/v1/jobs/{job_id}/why", f"/v1/jobs/{job_id}/attempts",
+        f"/v1/jobs/{job_id}/frames", f"/v1/jobs/{job_id}/artifacts",
         f"/v1/steps/{step_id}", f"/v1/steps/{step_id}/frames", f"/v1/tasks/{task.task_id}",
         f"/v1/tasks/{task.task_id}/attempts", f"/v1/attempts/{task.attempt_id}",
         f"/v1/attempts/{task.attempt_id}/log", f"/v1/attempts/{task.attempt_id}/log/live",
@@ -119,7 +120,8 @@ def test_a_key_of_one_project_sees_that_project_alone(farm: Farm) -> None:
         f"/v1/frames/{step_id}/1/1/thumbnail", f"/v1/events?job={job_id}", "/v1/projects/default",
         "/v1/users/ada", f"/v1/buffers?job={job_id}",
     ):  # fmt: skip
-        assert farm.call.get(path).status_code == 200 if "live" not in path and "events" not in path else True
+        if "live" not in path and "events" not in path:
+            assert farm.call.get(path).status_code == 200, path
         problem(client.get(path), 404, "not-found")
     for verb in ("cancel", "pause", "resume", "retry"):
         problem(client.post(f"/v1/jobs/{job_id}/{verb}"), 404, "not-found")
