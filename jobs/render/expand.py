@@ -12,6 +12,7 @@ from farm.frame_range import FrameRange
 from farm.plan import JobPlan, StepPlan, TaskPlan
 from jobs.encode.expand import SETTING_FIELDS, film_step
 from jobs.kind import ExpandContext
+from jobs.render.camera import OrbitCamera
 from jobs.render.outputs import declare
 from jobs.render.spec import DEFAULT_SAMPLES, Spec
 
@@ -65,7 +66,10 @@ def estimate_seconds(spec: Spec) -> float:
 
 def warm_key(spec: Spec, context: ExpandContext) -> str:
     """Names what a child has loaded: the job's assets by hash and all of the spec that loading depends on."""
+    # a turntable spreads its turns over the frame range, so that belongs to what the child holds
+    turning = isinstance(spec.resolved_camera, OrbitCamera)
     loaded = {
+        "frames": spec.frames if turning else None,
         "assets": sorted((a.path, a.sha256) for a in context.assets.values()),
         "spec": spec.model_dump(mode="json", exclude=_NOT_LOADED),
     }

@@ -20,7 +20,8 @@ def load_shapes(path: Path, scratch: Path) -> tuple[dict[str, Any], Bounds, tupl
     """Shapes of a mesh file as a Mitsuba dictionary, the sphere around them, and their corners.
 
     Textures and converted meshes are written into ``scratch``. Raises
-    :class:`farm.errors.PermanentFailure` for a file that holds no triangles or cannot be read, with the reader's words.
+    :class:`farm.errors.PermanentFailure` for a file that holds no triangles or
+    cannot be read, with the reader's words.
     """
     if path.suffix.lower() == ".ply":
         shapes = {"mesh": _ply(path)}

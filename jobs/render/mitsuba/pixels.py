@@ -103,7 +103,8 @@ def write_exr(picture: Picture, output: ExrOutput, path: Path, number: int) -> N
         if dtype is np.float16 and float(np.abs(values).max()) > 65504.0:
             raise TaskFailed(
                 f"frame {number}: {output.name}: layer {layer} reaches "
-                f"{float(np.abs(values).max()):.6g}, over the 65504 of a half float; set the output's dtype to float"
+                f"{float(np.abs(values).max()):.6g}, over the 65504 of a half float; "
+                "set the output's dtype to float"
             )
         for index, name in enumerate(names):
             channels[name] = np.ascontiguousarray(values[..., index].astype(dtype))
