@@ -35,8 +35,12 @@ class Reconciled:
     freed_slots: list[str] = field(default_factory=list)
     buffers: list[str] = field(default_factory=list)
 
+    def numbers(self) -> dict[str, int]:
+        """How many of each there were, where there were any."""
+        return {name: len(getattr(self, name)) for name in self.__slots__ if getattr(self, name)}
+
     def __bool__(self) -> bool:
-        return any(getattr(self, name) for name in self.__slots__)
+        return bool(self.numbers())
 
 
 def reconcile(conn: sa.Connection, settings: Settings, *, in_grace: bool = False) -> Reconciled:

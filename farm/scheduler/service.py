@@ -173,11 +173,7 @@ class Scheduler:
             for node_id in nodes:
                 self._wakes.wake(f"node.{node_id}")
         if done:
-            log.info(
-                "put right",
-                unclaimed=done.unclaimed, lost=done.lost, nodes_down=done.nodes_down, drained=done.drained,
-                freed_slots=done.freed_slots, buffers=done.buffers,
-            )  # fmt: skip
+            log.info("put right", **done.numbers())
             self._wakes.wake("events")
 
     # --- work ----------------------------------------------------------------------------------------
