@@ -27,6 +27,7 @@ from gpu_pinning.audit import (
     await_free,
     kernel_log,
     orphaned_vram,
+    why_busy_now,
     xid_findings,
 )
 from gpu_pinning.board import busy_reason
@@ -106,5 +107,6 @@ __all__ = [
     "render_table",
     "run_doctor",
     "systemd_unit",
+    "why_busy_now",
     "xid_findings",
 ]

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from gpu_pinning import procfs
-from gpu_pinning.board import IDLE_SHARE
+from gpu_pinning.board import IDLE_SHARE, busy_reason
 from gpu_pinning.errors import DeviceBusy
 from gpu_pinning.fence import Fence
-from gpu_pinning.machine import GpuProcess, Part
+from gpu_pinning.machine import Gpu, GpuProcess, Part
 from gpu_pinning.nvml import GpuHealth, Nvml
 from gpu_pinning.plan import Plan, SlotPlan
 
@@ -291,6 +291,20 @@ def _holders(nvml: Nvml, slot: SlotPlan, uuid: str, total_bytes: int, mine: set[
     if used >= IDLE_SHARE * total_bytes:
         return [f"{used >> 20} MiB of {uuid} are held by no process that can be listed here"]
     return []
+
+
+def why_busy_now(nvml: Nvml, gpu: Gpu, mine: Iterable[int] = ()) -> str | None:
+    """Why a GPU is not free at this moment, or None: looked at again before each claim.
+
+    ``mine`` are processes of its own slot, which count as nobody; while they run, the memory is theirs.
+    """
+    own = set(mine)
+    listed = nvml.processes(gpu.uuid)
+    # Where lists were incomplete when the machine was read, they still are.
+    blind = listed is None or gpu.processes is None
+    others = None if blind else tuple(p for p in listed or () if p.pid not in own)
+    used = 0 if own and listed and len(others or ()) < len(listed) else nvml.memory_used(gpu.uuid)
+    return busy_reason(gpu.model_copy(update={"processes": others, "memory_used_bytes": used}))
 
 
 def orphaned_vram(

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from gpu_pinning.audit import audit_gpus, await_free, orphaned_vram, xid_findings
+from gpu_pinning.audit import audit_gpus, await_free, orphaned_vram, why_busy_now, xid_findings
 from gpu_pinning.errors import DeviceBusy
 from gpu_pinning.nvml import GpuHealth, Nvml, session
 from gpu_pinning.placement import make_plan
@@ -139,6 +139,19 @@ def test_a_mig_slot_waits_for_its_own_processes_alone() -> None:
         module.running = {gpu: [(5, "compute", GIB), (10, "compute", GIB)]}
         with pytest.raises(DeviceBusy, match="process 10"):
             await_free(lib, slot, 20 * GIB, [10], seconds=0.05)
+
+
+def test_a_gpu_is_looked_at_again_before_each_claim(module: RecordedNvml, nvml: Nvml) -> None:
+    gpu = MACHINE.gpus[0]
+    assert why_busy_now(nvml, gpu) is None
+    module.running = {gpu.uuid: [(10, "compute", GIB)]}
+    module.used = {gpu.uuid: GIB}
+    assert "pid 10" in (why_busy_now(nvml, gpu) or "")
+    assert why_busy_now(nvml, gpu, mine=[10]) is None
+    module.running[gpu.uuid].append((11, "compute", GIB))
+    assert "pid 11" in (why_busy_now(nvml, gpu, mine=[10]) or "")
+    module.running = {}
+    assert "processes that are not listed here" in (why_busy_now(nvml, gpu) or "")
 
 
 def test_nvml_that_does_not_start_is_a_reason() -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from gpu_pinning.errors import ConfigError
-from gpu_pinning.wishes import Wishes
+from gpu_pinning.wishes import NeighbourWish, PlacementWish, SlotWish, Wishes
 
 FULL = """
 name = "rack1-04"
@@ -113,3 +114,22 @@ def test_all_problems_come_at_once() -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"farm\.toml"):
         Wishes.load(tmp_path / "farm.toml")
+
+
+def test_the_reference_s_example_and_tables_fit_the_model() -> None:
+    text = (Path(__file__).parents[3] / "docs/reference/farm_toml.md").read_text()
+    example = text.partition("```toml\n")[2].partition("```")[0]
+    assert [slot.name for slot in Wishes.parse(example).slots] == ["video", "encode"]
+    for head, model in (
+        ("Top level", Wishes),
+        ("`[placement]`", PlacementWish),
+        ("`[[neighbours]]`", NeighbourWish),
+        ("`[[slots]]`", SlotWish),
+    ):
+        part = text.partition(f"## {head}\n")[2].partition("\n## ")[0]
+        first_cells = [row.split("|")[1] for row in part.splitlines() if row.startswith("|")]
+        told = {name for cell in first_cells for name in re.findall(r"`(\w+)`", cell)}
+        fields = set(model.model_fields)
+        if model is Wishes:
+            fields -= {"placement", "neighbours", "slots", "budgets", "paths"}
+        assert told - {"cpus"} == fields, head
