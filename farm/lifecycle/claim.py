@@ -114,7 +114,7 @@ def _begin(
         for row in rows
     ]
     serials: dict[str, int] = dict(
-        conn.execute(attempts.insert().returning(attempts.c.task_id, attempts.c.serial), begun).tuples().all()
+        conn.execute(attempts.insert().returning(attempts.c.task_id, attempts.c.serial), begun).all()
     )
     published = _published(conn, [row for row in rows if row.frames and row.id in earlier])
     shared = _shared(conn, rows[0].step_id)
