@@ -138,8 +138,13 @@ def settings(tmp_path: Path) -> Settings:
 
     ``settings.model_copy(update={"database_url": ..., "broker_url": ...})`` points them at real servers.
     """
+    return short_settings(tmp_path / "farm")
+
+
+def short_settings(data: Path) -> Settings:
+    """Short times in a given folder, for fixtures of a wider scope."""
     return Settings(
-        data=tmp_path / "farm",
+        data=data,
         lease_s=3.0,
         lease_extend_s=0.5,
         lease_lock_wait_s=1.0,

@@ -68,6 +68,7 @@ class Agent:
             serials=self._serials,
             beats=self._beats,
             progress=self._progress,
+            living=self._living,
             notify=self._notify,
             wake=self._wakes.wake,
         )
@@ -205,6 +206,17 @@ class Agent:
     def _beats(self) -> dict[str, float]:
         now = time.monotonic()
         return {slot.slot_id: slot.beat_age_s(now) for slot in list(self._slots.values())}
+
+    def _living(self) -> dict[str, tuple[str, int]]:
+        """``(incarnation, pid)`` of slots that have told the database that they are ready, and still run."""
+        if self._stopping_at is not None:
+            return {}
+        found = {}
+        for slot in list(self._slots.values()):
+            reading = slot.reading
+            if slot.process is not None and not slot.killed and reading is not None and reading.ready:
+                found[slot.slot_id] = (slot.incarnation, reading.pid)
+        return found
 
     def _progress(self) -> dict[int, float]:
         readings = [slot.reading for slot in list(self._slots.values())]

@@ -18,6 +18,7 @@ offset written by   meaning
 120    slot         last command word that it obeyed
 128    slot         number of declared child process groups (at most :data:`MAX_GROUPS`)
 136    slot         their ids
+392    slot         1 once the database knows that this process takes tickets
 512    slot         note: version (odd while it is being written), length in bytes, then UTF-8
 ====== ============ ====================================================================================
 
@@ -47,6 +48,7 @@ STOP = 1
 _COMMAND, _ORDER = 1, 2
 _BEAT, _SERIAL, _BEGAN, _PROGRESSED, _HELD, _FRACTION, _PID, _OBEYED = 8, 9, 10, 11, 12, 13, 14, 15
 _GROUP_COUNT, _GROUPS = 16, 17
+_READY = _GROUPS + MAX_GROUPS
 _NOTE = 512
 _NOTE_MAX = 480
 
@@ -115,6 +117,7 @@ class Reading:
     held_s: float
     fraction: float
     pid: int
+    ready: bool
     obeyed: int
     groups: tuple[int, ...]
 
@@ -158,6 +161,7 @@ class AgentControl(_Mapped):
                 held_s=words[_HELD] / 1e9,
                 fraction=struct.unpack("d", words[_FRACTION].to_bytes(8, "little"))[0],
                 pid=words[_PID],
+                ready=bool(words[_READY]),
                 obeyed=words[_OBEYED],
                 groups=tuple(words[_GROUPS : _GROUPS + count]),
             )
@@ -180,6 +184,10 @@ class SlotControl(_Mapped):
     def hello(self, pid: int) -> None:
         """Say who we are."""
         self._words[_PID] = pid
+
+    def ready(self) -> None:
+        """The database knows that this process takes tickets."""
+        self._words[_READY] = 1
 
     def beat(self) -> None:
         """Show that the process runs."""

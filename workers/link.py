@@ -67,6 +67,7 @@ class DatabaseLink:
         serials: Callable[[], dict[str, int]],
         beats: Callable[[], dict[str, float]],
         progress: Callable[[], dict[int, float]],
+        living: Callable[[], dict[str, tuple[str, int]]],
         notify: Callable[[], None],
         wake: Callable[[str], object],
     ) -> None:
@@ -78,6 +79,7 @@ class DatabaseLink:
         self._serials = serials
         self._beats = beats
         self._progress = progress
+        self._living = living
         self._notify = notify
         self._wake = wake
         self._db = open_impatient(settings)
@@ -87,6 +89,7 @@ class DatabaseLink:
         self._end = threading.Event()
         self._answered_at = time.monotonic()
         self._extended_at = 0.0
+        self._left = False
         self.registration: Registration | None = None
         self.view = View()
         self.buried: list[str] = []
@@ -137,6 +140,7 @@ class DatabaseLink:
             assert self.registration is not None
             with self._db.write() as conn:
                 repository.leave_node(conn, self.registration.node_id)
+            self._left = True
             self._wake("scheduler")
 
         self._add("node down", once)
@@ -176,6 +180,9 @@ class DatabaseLink:
             self.registration = self._register()
             return
         self._tell()
+        if self._left:
+            # a sign of life would bring the node up again
+            return
         self._ask()
         now = time.monotonic()
         if now - self._extended_at >= self._settings.lease_extend_s:
@@ -207,9 +214,11 @@ class DatabaseLink:
         serials = self._serials()
         with self._db.read() as conn:
             held = {task.serial: task for task in repository.held_tasks(conn, node_id)}
-            states = {slot: state for slot, (state, _) in repository.slot_states(conn, node_id).items()}
+            rows = repository.slot_states(conn, node_id)
+        states = {slot_id: state for slot_id, (state, _) in rows.items()}
         fenced = frozenset(serial for serial in serials.values() if serial and serial not in held)
         self.view = View(held, states, fenced)
+        self._show_the_living(rows)
         fractions = self._progress()
         moved = [
             (task.task_id, task.epoch, fractions[serial])
@@ -219,6 +228,15 @@ class DatabaseLink:
         if moved:
             with self._db.write() as conn:
                 repository.note_progress(conn, moved)
+
+    def _show_the_living(self, rows: dict[str, tuple[str, str | None]]) -> None:
+        """The farm took this node for lost and its slots for dead, but they live: let them have work again."""
+        for slot_id, (incarnation, pid) in self._living().items():
+            if rows.get(slot_id) == ("dead", None):
+                with self._db.write() as conn:
+                    machines.slot_ready(conn, slot_id, incarnation, pid)
+                log.warning("a slot that was thought dead is back", slot=slot_id)
+                self._wake("scheduler")
 
     def _extend(self) -> None:
         assert self.registration is not None

@@ -80,7 +80,7 @@ def main() -> int:
 
     app.task(name=TASK_NAME)(runner.run_ticket)
 
-    def end(*_: object) -> None:
+    def end(*_: object, **__: object) -> None:
         stopping.set()
         runner.park()
 
@@ -130,6 +130,7 @@ def _ready(bench: Bench, stopping: threading.Event) -> None:
             slot_ready(conn, bench.identity.slot_id, bench.identity.incarnation, os.getpid())
 
     patiently(once, give_up=stopping.is_set, what="ready")
+    bench.control.ready()
     bench.wake("scheduler")
 
 
