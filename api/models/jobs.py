@@ -17,7 +17,7 @@ SUBMIT_EXAMPLE: dict[str, Any] = {
     "project": "default",
     "priority": 50,
     "labels": {"shot": "s010", "version": "v3"},
-    "spec": {"scene": "scene/scene.xml", "frames": "1-48", "width": 320, "height": 180, "samples": 32},
+    "spec": {"scene": "scene/scene.xml", "frames": "1-48", "resolution": "320x180", "samples": 32},
     "assets": {"scene/scene.xml": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"},
     "after": [],
     "paused": False,

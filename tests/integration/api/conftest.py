@@ -170,7 +170,7 @@ def farm(
 ) -> Iterator[Farm]:
     """A running application with the users ada and ben, and the projects default and other."""
     monkeypatch.setenv("FARM_EXTRA_KINDS", "probe=tests.kinds.probe")
-    settings = settings.model_copy(update={"max_body": 200_000, "max_tasks": 500, "max_frames": 2000})
+    settings = settings.model_copy(update={"max_body": 200_000, "max_tasks": 500, "max_frames": 6000})
     store = open_store(str(tmp_path / "store"))
     wakes = Wakes(redis_url)
     keyring = Keyring.open(settings)

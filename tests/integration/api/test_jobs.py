@@ -113,7 +113,7 @@ def test_an_asset_whose_bytes_were_lost_counts_as_missing(farm: Farm) -> None:
 
 def test_a_job_over_the_limits_is_refused_by_both_doors(farm: Farm) -> None:
     big = probe_job(spec={"steps": [{"tasks": 501}]})
-    many = probe_job(spec={"steps": [{"tasks": 2, "frames": 1001}]})
+    many = probe_job(spec={"steps": [{"tasks": 2, "frames": 3001}]})
     for path in ("/v1/jobs/validate", "/v1/jobs"):
         for body in (big, many):
             answer = farm.call.post(path, json=body)
@@ -231,3 +231,67 @@ def test_why_says_what_a_job_waits_for(farm: Farm) -> None:
     task = farm.call.get(f"/v1/jobs/{job['id']}/tasks").json()["items"][0]
     assert farm.call.get(f"/v1/tasks/{task['id']}/why").json()["items"]
     assert farm.call.get("/v1/jobs/job_none/why").status_code == 404
+
+
+def render_job(farm: Farm, **spec: Any) -> dict[str, Any]:
+    """The body of a small render job."""
+    return {
+        "kind": "render",
+        "name": "r",
+        "project": "default",
+        "spec": {"scene": "a.xml", "frames": "1-4", "resolution": "64x36", **spec},
+        "assets": {"a.xml": farm.upload(b'<scene version="3.0.0"/>')},
+    }
+
+
+@pytest.mark.parametrize(
+    ("spec", "pointer"),
+    [
+        ({"engine": "povray"}, "/spec/engine"),
+        ({"outputs": [{"format": "bmp"}]}, "/spec/outputs/0"),
+        ({"bogus": 1}, "/spec/bogus"),
+        ({"scene": "../../secret"}, "/spec/scene"),
+        ({"scene": "/etc/passwd"}, "/spec/scene"),
+        ({"scene": "b.xml"}, "/spec/scene"),
+        ({"frames": "1-5:0"}, "/spec/frames"),
+        ({"device": "tpu"}, "/spec/device"),
+    ],
+)
+def test_a_bad_render_spec_is_named_field_by_field(farm: Farm, spec: dict[str, Any], pointer: str) -> None:
+    for path in ("/v1/jobs/validate", "/v1/jobs"):
+        answer = farm.call.post(path, json=render_job(farm, **spec))
+        assert answer.status_code == 422, answer.text
+        assert any(found.startswith(pointer) for found in pointers(answer)), answer.text
+    assert count(farm, t.jobs) == 0
+
+
+def test_a_render_job_is_stored_with_todays_defaults_and_reads_back_the_same(farm: Farm) -> None:
+    from jobs import registry
+
+    answer = farm.call.post("/v1/jobs", json=render_job(farm))
+    assert answer.status_code == 201, answer.text
+    kind = registry.kind("render")
+    assert kind.parse(answer.json()["spec"]) == kind.parse(render_job(farm)["spec"])
+    assert answer.json()["frames_total"] == 4
+
+
+def test_the_documents_example_is_a_valid_job(farm: Farm) -> None:
+    document = farm.call.get("/openapi.json").json()
+    body = document["paths"]["/v1/jobs"]["post"]["requestBody"]["content"]["application/json"]
+    answer = farm.call.post("/v1/jobs/validate", json=body["examples"]["turntable"]["value"])
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["frames"] == 48
+
+
+def test_five_thousand_frames_are_read_page_by_page(farm: Farm) -> None:
+    job = farm.submit(spec={"steps": [{"name": "probe", "tasks": 50, "frames": 100}]})
+    numbers: list[int] = []
+    query: dict[str, Any] = {"limit": 1000}
+    while True:
+        page = farm.call.get(f"/v1/jobs/{job['id']}/frames", params=query).json()
+        numbers += [frame["number"] for frame in page["items"]]
+        if page["next"] is None:
+            break
+        query["cursor"] = page["next"]
+    assert numbers == list(range(1, 5001))
+    assert farm.call.get(f"/v1/jobs/{job['id']}/frames", params={"limit": 1001}).status_code == 422
