@@ -21,32 +21,34 @@ POLL_S = 0.5
 LINE_EVERY_S = 10.0
 LINE_STEP = 0.10
 GIVE_UP_S = 120.0
+LEAST_PROGRESS = 0.04
 
 
 @dataclass(slots=True)
 class EtaEstimate:
-    """Seconds left of a piece of work: the farm's own figure, else from the progress seen here.
+    """Seconds left of a piece of work: from the progress seen here, else the farm's own figure.
 
-    The own estimate needs two looks with progress between them and uses the mean speed since the first.
+    What is seen here moves with every frame, the farm's figure with every finished task. The estimate uses
+    the mean speed since the first look, once there is a little progress to go by.
     """
 
     first: tuple[float, float] | None = None
     last: tuple[float, float] | None = None
 
-    def see(self, progress: float, now: float) -> None:
-        """Note that ``progress`` (0 to 1) was reached at ``now`` (seconds, monotonic)."""
-        if self.first is None or progress < self.first[1]:
-            self.first = (now, progress)
-        self.last = (now, progress)
+    def see(self, fraction: float, now: float) -> None:
+        """Note that ``fraction`` (0 to 1) was reached at ``now`` (seconds, monotonic)."""
+        if self.first is None or fraction < self.first[1]:
+            self.first = (now, fraction)
+        self.last = (now, fraction)
 
     def left(self, said: float | None) -> float | None:
         """Seconds left; ``said`` is the farm's figure."""
-        if said is not None:
-            return said
         if self.first is None or self.last is None:
-            return None
+            return said
         elapsed, gained = self.last[0] - self.first[0], self.last[1] - self.first[1]
-        return elapsed * (1 - self.last[1]) / gained if gained > 0 else None
+        if gained < LEAST_PROGRESS or elapsed <= 0:
+            return said
+        return elapsed * (1 - self.last[1]) / gained
 
 
 def looks(
@@ -115,7 +117,8 @@ def _as_bars(farm: FarmClient, job_id: str, console: Console) -> Job:
             now = time.monotonic()
             for step in look.steps:
                 eta = etas.setdefault(step.id, EtaEstimate())
-                eta.see(step.fraction, now)
+                if step.state != "waiting":
+                    eta.see(step.fraction, now)
                 if step.id not in bars:
                     bars[step.id] = progress.add_task(
                         step.name, total=1.0, label=step.name, amount="", eta=None
@@ -147,11 +150,11 @@ class LinePrinter:
     def see(self, look: Job, now: float) -> None:
         """Print the lines that this look at the job is worth."""
         for step in look.steps:
-            eta = self.etas.setdefault(step.id, EtaEstimate())
-            eta.see(step.fraction, now)
             before = self.shown.get(step.id)
             if step.state == "waiting" and before is None:
                 continue
+            eta = self.etas.setdefault(step.id, EtaEstimate())
+            eta.see(step.fraction, now)
             news = before is None or before[0] != step.state
             if before is not None and not news and step.state == "running":
                 moved = step.fraction - before[1]

@@ -66,6 +66,7 @@ class Child:
         self._began = 0.0
         self._again_at: float | None = None
         self._backoff = BACKOFF_S
+        self._stopping = False
 
     @property
     def pid(self) -> int | None:
@@ -94,6 +95,8 @@ class Child:
 
     def tend(self) -> int | None:
         """Notice a death and start again after the back-off; returns the exit code of a fresh death."""
+        if self._stopping:
+            return None
         now = time.monotonic()
         if self._again_at is not None:
             if now >= self._again_at:
@@ -112,7 +115,7 @@ class Child:
 
     def ask_to_stop(self) -> None:
         """SIGTERM; it will not be started again."""
-        self._again_at = None
+        self._stopping = True
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
 

@@ -22,9 +22,9 @@ export function badShare(work) {
 /** Seconds left, or null before it can be said. */
 export function secondsLeft(work) {
   if (hasEnded(work) || work.paused || !work.started_at) return null;
-  if (work.eta_s !== null) return work.eta_s;
   const done = progress(work);
-  if (done < 0.02 || done >= 1) return null;
+  // by frames, which move more often than tasks; the farm's figure where it makes none or has just begun
+  if (!work.frames_total || done < 0.04 || done >= 1) return work.eta_s;
   return ((Date.now() - Date.parse(work.started_at)) / 1000) * (1 - done) / done;
 }
 
