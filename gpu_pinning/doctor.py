@@ -240,7 +240,8 @@ def _neighbours(plan: Plan, observed: Iterable[ObservedNeighbour]) -> list[Docto
     ]
     declared = {gpu for n in plan.neighbours for gpu in n.gpus}
     for seen in observed:
-        if not declared & set(seen.gpus) and not any(n.fence == "observed" for n in plan.neighbours):
+        # One whose GPUs cannot be seen may be any of the declared ones.
+        if not declared & set(seen.gpus) and (seen.gpus or not plan.neighbours):
             found.append(
                 _find(
                     "neighbour-unknown",

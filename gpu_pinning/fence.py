@@ -42,8 +42,8 @@ class Fence:
         self._bind = bool(set(machine.allowed_nodes) - set(slot.nodes))
         self.settings: list[Setting] = []
         """What apply() found."""
-        self._spec = run_dir / f"{slot.name}.launch.json"
-        self._report = run_dir / f"{slot.name}.fence.json"
+        self._spec = self.run_dir / f"{slot.name}.launch.json"
+        self._report = self.run_dir / f"{slot.name}.fence.json"
 
     @classmethod
     def create(cls, machine: Topology, slot: SlotPlan, run_dir: Path) -> Fence:
@@ -91,7 +91,7 @@ class Fence:
             self.remove()
             texts = [f"{r.what}: {r.error or f'wanted {r.wanted}, found {r.found}'}" for r in failed]
             raise FenceError(f"slot {slot.name}: " + "; ".join(texts))
-        self._write_spec([])
+        self._write_spec([], self._spec, self._report)
         return rows
 
     def clear(self, seconds: float = 5.0) -> bool:
@@ -133,7 +133,8 @@ class Fence:
             bpf_devices.deny(folder, numbers)
         return []
 
-    def _write_spec(self, argv: list[str]) -> None:
+    def _write_spec(self, argv: list[str], spec_path: Path, report: Path) -> None:
+        report.unlink(missing_ok=True)
         slot = self.slot
         namespace = {"mount-namespace": "mount", "user-namespace": "user"}.get(slot.fence.devices)
         # With a cpuset the policy is a second lock on the same door; without one read_back() tells of it.
@@ -149,24 +150,29 @@ class Fence:
             "ionice": _IONICE.get(slot.ionice),
             "deny": [node.path for node in slot.deny],
             "namespace": namespace if slot.deny else None,
-            "die_with_parent": True,
-            "report": str(self._report),
+            "parent": os.getpid(),
+            "report": str(report),
             "lenient": lenient,
         }
-        self._spec.write_text(json.dumps(spec), encoding="utf-8")
+        spec_path.write_text(json.dumps(spec), encoding="utf-8")
 
     def command(self, argv: list[str]) -> list[str]:
         """``argv`` behind the launcher. It dies with the thread that started it: start it from one that
         stays."""
-        self._write_spec(argv)
-        return [sys.executable, "-I", "-S", str(device_fence.LAUNCHER), str(self._spec)]
+        self._write_spec(argv, self._spec, self._report)
+        return self._launcher(self._spec)
+
+    @staticmethod
+    def _launcher(spec: Path) -> list[str]:
+        return [sys.executable, "-I", "-S", str(device_fence.LAUNCHER), str(spec)]
 
     def await_launch(self, pid: int, seconds: float = 20.0) -> list[Setting]:
         """What the launcher reports. Raises FenceError where it refuses or says nothing in time."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             text = files.read(self._report)
-            if text is not None:
+            report = json.loads(text) if text else {}
+            if report.get("pid") == pid:
                 rows = [
                     settled(
                         str(row["what"]),
@@ -175,7 +181,7 @@ class Fence:
                         weak=self._is_weak(str(row["what"])),
                         error=str(row["error"]),
                     )
-                    for row in json.loads(text)
+                    for row in report["steps"]
                 ]
                 bad = [
                     row for row in rows if not row.ok and row.what not in ("ionice", "devices", "namespace")
@@ -184,7 +190,7 @@ class Fence:
                     raise FenceError(f"slot {self.slot.name}: {bad[0].what}: {bad[0].error or bad[0].found}")
                 return rows
             state = procfs.process(pid)
-            if (state is None or state.state == "Z") and not self._report.exists():
+            if (state is None or state.state in "ZX") and not self._report.exists():
                 raise FenceError(f"slot {self.slot.name}: the launcher ended without a report")
             time.sleep(0.005)
         raise FenceError(f"slot {self.slot.name}: no report of the launcher within {seconds} s")
@@ -256,19 +262,22 @@ class Fence:
         return settled("forbidden devices held", "", ",".join(held))
 
     def try_devices(self) -> list[str]:
-        """Forbidden device files that open from inside this fence now, tried by a process of its own in
-        it."""
+        """Forbidden device files that open from inside this fence now, tried by a process of its own
+        there."""
         script = (
             "import json,sys; sys.path.insert(0,sys.argv[1]); import launch;"
             "print(json.dumps([w for p in json.loads(sys.argv[2]) if (w:=launch.opens(p))]))"
         )
         paths = json.dumps([node.path for node in self.slot.deny])
         folder = str(device_fence.LAUNCHER.parent)
-        saved = self._report.read_bytes() if self._report.exists() else None
-        argv = self.command([sys.executable, "-I", "-S", "-c", script, folder, paths])
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=30)
-        if saved is not None:
-            self._report.write_bytes(saved)
+        trial = [sys.executable, "-I", "-S", "-c", script, folder, paths]
+        spec, report = self._spec.with_suffix(".trial"), self._report.with_suffix(".trial")
+        self._write_spec(trial, spec, report)
+        try:
+            done = subprocess.run(self._launcher(spec), capture_output=True, text=True, timeout=30)
+        finally:
+            spec.unlink(missing_ok=True)
+            report.unlink(missing_ok=True)
         if done.returncode != 0:
             raise FenceError(f"slot {self.slot.name}: {done.stderr.strip()}")
         found: list[str] = json.loads(done.stdout)

@@ -105,7 +105,12 @@ class SlotGroup:
         """Hold the group to these CPUs and memory nodes; what counts is the effective set."""
         wanted_cpus, wanted_nodes = cpulist.show(cpus), cpulist.show(nodes)
         rows = []
+        if not wanted_nodes:
+            # A machine that tells no nodes: v1 still wants the group's own list, v2 inherits.
+            wanted_nodes = files.read(self.folders["cpuset"].parent / "cpuset.mems") or ""
         for setting, wanted in (("cpuset.mems", wanted_nodes), ("cpuset.cpus", wanted_cpus)):
+            if not wanted and self.versions["cpuset"] == 2:
+                continue
             row = self.put("cpuset", (setting, setting), wanted)
             if row.ok:
                 kind = setting.partition(".")[2]

@@ -6,9 +6,9 @@ alone, and keeps its pid over the exec, so a pidfd taken by the agent stays true
 
 SPEC.json: ``argv``; ``join`` (cgroup.procs files); ``cpus``, ``nodes`` (lists; nodes empty: no memory
 policy); ``nice``; ``ionice`` ([class, level] of ioprio_set(2)); ``deny`` (device files that must not open);
-``namespace`` (``mount``, ``user`` or null); ``die_with_parent``; ``report`` (file that gets what was found).
-Each step is read back. The report is a list of ``{what, wanted, found, ok, error}``; a step that is not ok
-ends the launch with status 78 unless ``lenient`` names it.
+``namespace`` (``mount``, ``user`` or null); ``parent`` (pid to die with); ``report`` (file that gets what was
+found). Each step is read back. The report is a list of ``{what, wanted, found, ok, error}``; a step that is
+not ok ends the launch with status 78 unless ``lenient`` names it.
 """
 
 from __future__ import annotations
@@ -185,10 +185,10 @@ def main(path: str) -> None:
     """Enforce, report, exec."""
     with open(path) as file:  # noqa: PTH123 - as above
         spec = json.load(file)
-    if spec.get("die_with_parent"):
-        parent = os.getppid()
+    if (parent := spec.get("parent")) is not None:
         _check(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL), "prctl")
-        if parent == 1 or os.getppid() != parent:
+        # It may have died before the signal was asked for.
+        if os.getppid() != parent:
             sys.exit(f"stillframe: the agent that started this slot is gone ({path})")
     with contextlib.suppress(PermissionError):
         os.setsid()  # refused where the agent made this process a session leader already
@@ -196,7 +196,7 @@ def main(path: str) -> None:
     if report := spec.get("report"):
         partial = f"{report}.part"
         fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-        os.write(fd, json.dumps(steps.rows).encode())
+        os.write(fd, json.dumps({"pid": os.getpid(), "steps": steps.rows}).encode())
         os.close(fd)
         os.replace(partial, report)  # noqa: PTH105 - as above
     lenient = spec.get("lenient", [])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import urlsplit
+
 from gpu_pinning import cpulist
 from gpu_pinning.board import Board
 from gpu_pinning.machine import Gpu
@@ -93,6 +95,7 @@ def _cores(board: Board, wish: NeighbourWish, gpus: list[Gpu]) -> set[int] | Non
 
 def _match(board: Board, wish: NeighbourWish, gpus: list[Gpu]) -> ObservedNeighbour | None:
     own = {gpu.uuid for gpu in gpus}
-    by_port = [o for o in board.observed if wish.url and o.port and f":{o.port}" in wish.url]
+    port = urlsplit(wish.url).port if wish.url else None
+    by_port = [o for o in board.observed if port is not None and o.port == port]
     by_gpu = [o for o in board.observed if own & set(o.gpus)]
     return next(iter([*by_port, *by_gpu]), None)

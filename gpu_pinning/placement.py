@@ -67,7 +67,11 @@ def make_plan(
 
 
 def _core_notes(board: Board) -> list[str]:
-    notes = []
+    notes = [
+        f"GPU {gpu.pci} is in MIG mode and has no instance, so no slot can use it"
+        for gpu in board.machine.gpus
+        if gpu.mig_enabled and not gpu.mig
+    ]
     if board.cores.isolated:
         cpus = cpulist.show(board.cores.cpus(board.cores.isolated))
         notes.append(

@@ -11,6 +11,7 @@ import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -60,6 +61,18 @@ def _parse_gpu(value: object) -> object:
         raise ValueError(
             "is neither a UUID ('GPU-…') nor a PCI address ('0000:3b:00.0'); see `farm topology`"
         )
+    return value
+
+
+def _parse_url(value: object) -> object:
+    if isinstance(value, str):
+        parts = urlsplit(value)
+        try:
+            good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            good = False
+        if not good:
+            raise ValueError("is no URL of a server; write for example 'http://127.0.0.1:8000'")
     return value
 
 
@@ -116,7 +129,7 @@ class NeighbourWish(_Seated):
     gpus: tuple[GpuName, ...] = ()
     mig: tuple[str, ...] = ()
     """UUIDs of MIG instances, where it has no whole GPU."""
-    url: str | None = None
+    url: Annotated[str, BeforeValidator(_parse_url)] | None = None
     """Its OpenAI-style endpoint, ``http://127.0.0.1:8000``."""
     model: str | None = None
     budget_ms: Annotated[float, Field(gt=0)] | None = None

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pinning import procfs
+from gpu_pinning import procfs, rights
 from gpu_pinning.errors import FenceError, KillRefused
 from gpu_pinning.fence import Fence, disk_of
 from gpu_pinning.launch import REFUSED
-from gpu_pinning.machine import DeviceFenceMethod, DeviceNode, Topology
+from gpu_pinning.machine import CgroupRight, DeviceFenceMethod, DeviceNode, Topology
 from tests.integration.gpu_pinning.conftest import Workshop, needs, until, without_cgroups
 
 TRY_TO_WIDEN = """
@@ -110,14 +110,27 @@ def test_memory_policy_is_bound_and_read_back(workshop: Workshop, machine: Topol
     assert all(row.ok for row in fence.read_back(slot.process.pid))
 
 
-@pytest.mark.parametrize("rights", ["cgroup", "none"])
+def with_rights(kind: str, machine: Topology) -> Topology:
+    """The machine with v2 or hybrid groups as it is, with v1's freezer alone, or without any right."""
+    if kind == "none":
+        return without_cgroups(machine)
+    if kind == "v1":
+        freezer = rights.own_hierarchies().v1.get("freezer")
+        if freezer is None or rights._try_v1("freeze", freezer):
+            pytest.skip("no right to the v1 freezer")
+        v1 = tuple(right for right in machine.cgroups if right.version == 1)
+        freeze = CgroupRight(controller="freeze", version=1, base=str(freezer), granted=True)
+        return machine.model_copy(update={"cgroups": (*v1, freeze)})
+    needs(machine, "freeze", "kill")
+    return machine
+
+
+@pytest.mark.parametrize("kind", ["cgroup", "v1", "none"])
 def test_freeze_stops_the_whole_slot_and_thaw_goes_on(
-    rights: str, workshop: Workshop, machine: Topology, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, workshop: Workshop, machine: Topology, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if rights == "cgroup":
-        needs(machine, "freeze")
     monkeypatch.setenv("COUNT", str(tmp_path / "count"))
-    fence = workshop.fence(machine=machine if rights == "cgroup" else without_cgroups(machine))
+    fence = workshop.fence(machine=with_rights(kind, machine))
     # A child and a grandchild count too.
     child = f"subprocess.Popen([sys.executable, '-c', {SPIN!r}, {str(tmp_path / 'child')!r}])"
     code = f"import subprocess, sys\n{child}\n{SPIN}"
@@ -128,7 +141,7 @@ def test_freeze_stops_the_whole_slot_and_thaw_goes_on(
 
     until(lambda: (tmp_path / "child").exists() and all(counts()))
     stop = fence.freeze(slot.process.pid)
-    assert stop.how == ("cgroup" if rights == "cgroup" else "SIGSTOP")
+    assert stop.how == ("SIGSTOP" if kind == "none" else "cgroup")
     assert len(stop.pids) == 2
     still = counts()
     time.sleep(0.2)
@@ -137,11 +150,9 @@ def test_freeze_stops_the_whole_slot_and_thaw_goes_on(
     until(lambda: all(a != b for a, b in zip(counts(), still, strict=True)))
 
 
-@pytest.mark.parametrize("rights", ["cgroup", "none"])
-def test_kill_ends_children_and_frozen_ones_too(rights: str, workshop: Workshop, machine: Topology) -> None:
-    if rights == "cgroup":
-        needs(machine, "freeze")
-    fence = workshop.fence(machine=machine if rights == "cgroup" else without_cgroups(machine))
+@pytest.mark.parametrize("kind", ["cgroup", "v1", "none"])
+def test_kill_ends_children_and_frozen_ones_too(kind: str, workshop: Workshop, machine: Topology) -> None:
+    fence = workshop.fence(machine=with_rights(kind, machine))
     slot = workshop.start(
         fence,
         "import json, subprocess, time\n"
@@ -191,6 +202,34 @@ def test_killed_to_ready_is_under_three_seconds(workshop: Workshop) -> None:
     again = workshop.start(fence, SLEEP)
     again.line()
     assert time.monotonic() - began < 3.0
+
+
+def test_a_cpu_limit_slows_and_a_weight_is_read_back(workshop: Workshop, machine: Topology) -> None:
+    needs(machine, "cpu")
+    fence = workshop.fence()
+    assert fence.group.set_cpu_weight(50).ok
+    assert fence.group.set_cpu_limit(0.2).ok
+    slot = workshop.start(
+        fence,
+        "import json, time\n"
+        "began = time.monotonic()\n"
+        "while time.process_time() < 0.2: pass\n"
+        "print(json.dumps(time.monotonic() - began), flush=True); time.sleep(600)",
+    )
+    # A fifth of a CPU: 0.2 s of work, less what starting took of it, last well over 0.4 s.
+    assert slot.line() > 0.4
+    assert fence.group.set_cpu_limit(None).ok
+
+
+def test_a_restart_waits_for_its_own_launch(workshop: Workshop) -> None:
+    """The report of the launch before must not be taken for this one's."""
+    fence = workshop.fence()
+    workshop.start(fence, SLEEP).line()
+    fence.kill(workshop.started[0].process.pid)
+    workshop.started[0].process.wait()
+    fence.command([sys.executable, "-c", SLEEP])
+    with pytest.raises(FenceError, match="no report"):
+        fence.await_launch(os.getpid(), seconds=0.05)
 
 
 def test_leftovers_of_a_dead_agent_are_found_and_ended(workshop: Workshop, machine: Topology) -> None:
@@ -322,14 +361,14 @@ def test_a_refused_launch_tells_why_and_starts_nothing(
     fence = Fence.create(without_cgroups(machine), wrong, tmp_path)
     fence.apply()
     marker = tmp_path / "ran"
-    done = subprocess.run(
-        fence.command([sys.executable, "-c", f"open({str(marker)!r}, 'w')"]), capture_output=True, text=True
-    )
-    assert done.returncode == REFUSED
-    assert "fence refused: affinity" in done.stderr
+    argv = fence.command([sys.executable, "-c", f"open({str(marker)!r}, 'w')"])
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as child:
+        with pytest.raises(FenceError, match="affinity"):
+            fence.await_launch(child.pid)
+        _, told = child.communicate()
+    assert child.returncode == REFUSED
+    assert "fence refused: affinity" in told
     assert not marker.exists()
-    with pytest.raises(FenceError, match="affinity"):
-        fence.await_launch(os.getpid())
 
 
 def test_a_refused_cgroup_write_is_seen(workshop: Workshop, machine: Topology, tmp_path: Path) -> None:

@@ -64,6 +64,10 @@ def slot(lines: str) -> str:
     return f'[[slots]]\nname = "a"\npools = ["video"]\n{lines}'
 
 
+def neighbour(lines: str) -> str:
+    return f'[[neighbours]]\nname = "n"\n{lines}'
+
+
 @pytest.mark.parametrize(
     ("text", "field", "value", "fix"),
     [
@@ -87,6 +91,12 @@ def slot(lines: str) -> str:
         ('[[slots]]\nname = "a"', "slots[0].pools", None, "is missing"),
         ('[[neighbours]]\nname = "n"', "neighbours[0]", "n", "neither gpus, mig nor cores"),
         ('[[neighbours]]\nname = "n"\ncores = 2\nrole = "both"', "neighbours[0].role", "both", "'decode'"),
+        (
+            '[[neighbours]]\nname = "n"\ncores = 2\nurl = "localhost:80"',
+            "neighbours[0].url",
+            "localhost:80",
+            "no URL",
+        ),
         ("[placement]\nlowest_class = 'D'", "placement.lowest_class", "D", "'A'"),
         ("[plcement]\n", "plcement", "…", "did you mean 'placement'"),
         (slot("") + slot(""), "farm.toml", "…", "the name 'a' stands twice"),
