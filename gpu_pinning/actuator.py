@@ -26,14 +26,14 @@ class Stop(Part):
     pids: tuple[int, ...]
 
 
-def stop(group: SlotGroup | None, pid: int | None = None, seconds: float = 2.0) -> Stop:
+def stop(group: SlotGroup | None, pid: int | None = None, seconds: float = 5.0) -> Stop:
     """Stop every process of a slot. Raises FenceError where one still runs after ``seconds``."""
     if group is not None and "freeze" in group.folders:
         return Stop(how="cgroup", seconds=group.freeze(seconds), pids=tuple(group.pids()))
     return _signal_family(_members(group, pid), signal.SIGSTOP, seconds)
 
 
-def resume(group: SlotGroup | None, pid: int | None = None, seconds: float = 2.0) -> Stop:
+def resume(group: SlotGroup | None, pid: int | None = None, seconds: float = 5.0) -> Stop:
     """Let a slot run again. Raises FenceError."""
     if group is not None and "freeze" in group.folders:
         return Stop(how="cgroup", seconds=group.thaw(seconds), pids=tuple(group.pids()))
@@ -74,7 +74,7 @@ def _signal_family(who: tuple[SlotGroup | None, int], number: signal.Signals, se
         time.sleep(0.001)
 
 
-def kill_family(pid: int, seconds: float = 5.0) -> float:
+def kill_family(pid: int, seconds: float = 10.0) -> float:
     """SIGKILL to a process, its descendants and its session, until none is left. Raises FenceError."""
     began = time.monotonic()
     known: dict[int, int] = {}

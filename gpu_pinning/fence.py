@@ -94,7 +94,7 @@ class Fence:
         self._write_spec([], self._spec, self._report)
         return rows
 
-    def clear(self, seconds: float = 5.0) -> bool:
+    def clear(self, seconds: float = 10.0) -> bool:
         """End what an earlier run left in this slot's groups; True where there was something.
 
         Raises KillRefused for an MPS slot, FenceError where something outlives it.
@@ -291,7 +291,7 @@ class Fence:
         """Let the slot run again. Raises FenceError."""
         return actuator.resume(self.group, pid)
 
-    def kill(self, pid: int | None = None, seconds: float = 5.0) -> float:
+    def kill(self, pid: int | None = None, seconds: float = 10.0) -> float:
         """End every process of the slot and see them gone; returns how long it took.
 
         Raises KillRefused for an MPS client that still runs: let it drain. Raises FenceError where something

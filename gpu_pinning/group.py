@@ -193,11 +193,11 @@ class SlotGroup:
                 return value
         return ""
 
-    def freeze(self, seconds: float = 2.0) -> float:
+    def freeze(self, seconds: float = 5.0) -> float:
         """Stop every process of the group; returns how long it took. Raises FenceError."""
         return self._freeze(True, seconds)
 
-    def thaw(self, seconds: float = 2.0) -> float:
+    def thaw(self, seconds: float = 5.0) -> float:
         """Let the group run again; returns how long it took. Raises FenceError."""
         return self._freeze(False, seconds)
 
@@ -234,7 +234,7 @@ class SlotGroup:
             return self._event(folder, "frozen") == "1"
         return files.read(folder / "freezer.state") == "FROZEN"
 
-    def kill(self, seconds: float = 5.0) -> float:
+    def kill(self, seconds: float = 10.0) -> float:
         """End every process of the group, frozen ones too, and see it empty. Raises FenceError."""
         began = time.monotonic()
         folder = self.folders.get("kill")
@@ -268,7 +268,7 @@ class SlotGroup:
                 self.thaw()
         return not left
 
-    def remove(self, seconds: float = 2.0) -> None:
+    def remove(self, seconds: float = 10.0) -> None:
         """Remove the folders. Raises FenceError where one stays."""
         for folder in self.paths:
             last: list[OSError] = []

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pinning import procfs, rights
+from gpu_pinning import bpf_devices, device_fence, procfs, rights
 from gpu_pinning.errors import FenceError, KillRefused
 from gpu_pinning.fence import Fence, disk_of
+from gpu_pinning.group import SlotGroup
 from gpu_pinning.launch import REFUSED
 from gpu_pinning.machine import CgroupRight, DeviceFenceMethod, DeviceNode, Topology
 from tests.integration.gpu_pinning.conftest import Workshop, needs, until, without_cgroups
@@ -300,8 +301,6 @@ def test_device_nodes_do_not_open_inside(
             pytest.skip("devices is in v2")
     if method == "devices-bpf":
         needs(machine, "kill")
-        from gpu_pinning import device_fence
-
         right = machine.right("kill")
         if reason := device_fence._try_bpf(Path(right.base or "")):
             pytest.skip(reason)
@@ -329,6 +328,40 @@ time.sleep(600)
     assert report["devices"].ok
     assert fence.try_devices() == []
     os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))  # outside nothing changed
+
+
+@pytest.mark.parametrize("method", ["devices-v1", "devices-bpf"])
+def test_exact_minors_leave_their_siblings_alone(method: str, machine: Topology) -> None:
+    """A GPU slot loses the other GPUs' files, of the same major as its own: here /dev/zero, but not
+    /dev/null."""
+    if method == "devices-v1" and machine.right("devices").version != 1:
+        pytest.skip("devices is in v2")
+    needs(machine, "devices" if method == "devices-v1" else "kill")
+    some = [right for right in machine.cgroups if right.controller in ("devices", "kill")]
+    group = SlotGroup("minors", some, f"test-{os.getpid()}")
+    group.make()
+    try:
+        denied: list[tuple[int, int | None]] = [(1, 5), (1, 99), (250, None)]
+        if method == "devices-v1":
+            device_fence.deny_v1(group.folders["devices"], denied)
+        else:
+            if reason := device_fence._try_bpf(group.folders["kill"].parent):
+                pytest.skip(reason)
+            bpf_devices.deny(group.folders["kill"], denied)
+        code = f"""
+import os
+for procs in {group.procs_files!r}:
+    fd = os.open(procs, os.O_WRONLY); os.write(fd, b"0"); os.close(fd)
+for path in ("/dev/null", "/dev/full", "/dev/zero"):
+    try:
+        os.open(path, os.O_RDWR); print("opens")
+    except OSError as error:
+        print(error.errno)
+"""
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert done.stdout.split() == ["opens", "opens", "1"]
+    finally:
+        group.remove()
 
 
 def test_a_machine_that_gives_no_device_fence_says_not_fenced(

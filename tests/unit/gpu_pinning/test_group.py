@@ -1,0 +1,75 @@
+"""File names and texts of cgroup v2, in folders that look like one; real kernels are met in
+tests/integration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpu_pinning.errors import FenceError
+from gpu_pinning.group import SlotGroup
+from gpu_pinning.machine import CgroupRight
+
+CONTROLLERS = ("cpuset", "cpu", "memory", "io", "pids", "freeze", "kill")
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> SlotGroup:
+    rights = [
+        CgroupRight(controller=name, version=2, base=str(tmp_path), granted=True) for name in CONTROLLERS
+    ]
+    made = SlotGroup("gpu-0", rights, "abc")
+    (tmp_path / "cgroup.subtree_control").write_text("cpuset cpu memory io pids")
+    made.make()
+    settings = "cpuset.cpus cpuset.mems memory.max memory.swap.max pids.max io.max cpu.weight cpu.max"
+    for name in settings.split():
+        (made.paths[0] / name).write_text("")
+    (made.paths[0] / "cpuset.cpus.effective").write_text("0-3\n")
+    (made.paths[0] / "cpuset.mems.effective").write_text("0\n")
+    return made
+
+
+def test_one_folder_serves_every_controller(group: SlotGroup, tmp_path: Path) -> None:
+    assert group.paths == [tmp_path / "stillframe-abc-gpu-0"]
+    assert group.procs_files == [str(tmp_path / "stillframe-abc-gpu-0/cgroup.procs")]
+
+
+def test_what_counts_is_the_effective_set(group: SlotGroup) -> None:
+    assert [row.ok for row in group.set_cpus([0, 1, 2, 3], [0])] == [True, True]
+    (group.paths[0] / "cpuset.cpus.effective").write_text("0-1\n")
+    mems, cpus = group.set_cpus([0, 1, 2, 3], [0])
+    assert mems.ok
+    assert (cpus.ok, cpus.wanted, cpus.found) == (False, "0-3", "0-1")
+
+
+def test_limits_by_their_v2_names(group: SlotGroup) -> None:
+    assert all(row.ok for row in group.set_memory(100_000_000))
+    # Whole pages: 24,414 of 4,096 bytes.
+    assert (group.paths[0] / "memory.max").read_text() == "99999744"
+    assert (group.paths[0] / "memory.swap.max").read_text() == "0"
+    assert group.set_processes(64)[0].ok
+    assert group.set_cpu_weight(20).found == "20"
+    assert group.set_cpu_limit(1.5).found == "15000 10000"
+    group.set_disk_write("8:0", 1000)
+    assert (group.paths[0] / "io.max").read_text() == "8:0 wbps=1000"
+
+
+def test_a_missing_setting_is_an_error_in_the_row(group: SlotGroup) -> None:
+    (group.paths[0] / "pids.max").unlink()
+    (row,) = group.set_processes(64)
+    assert not row.ok
+    assert "No such file" in row.error
+
+
+def test_a_base_that_is_gone_is_a_fence_error(tmp_path: Path) -> None:
+    right = CgroupRight(controller="kill", version=2, base=str(tmp_path / "gone"), granted=True)
+    with pytest.raises(FenceError, match="gone"):
+        SlotGroup("a", [right]).make()
+
+
+def test_rights_that_were_refused_make_no_folder(tmp_path: Path) -> None:
+    right = CgroupRight(controller="cpuset", version=2, base=str(tmp_path), granted=False, reason="no")
+    group = SlotGroup("a", [right])
+    group.make()
+    assert (group.paths, group.pids(), list(tmp_path.iterdir())) == ([], [], [])
