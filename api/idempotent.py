@@ -19,7 +19,7 @@ from farm.idempotency import Claim, KeptAnswer
 
 REPLAYED = "Idempotency-Replayed"
 _KEPT_HEADERS = ("location", "etag")
-_ONCE_FIELDS = {"/v1/keys": ("key",)}
+_ONCE_FIELDS = {"/v1/keys": ("secret",)}
 """Fields that are shown once: a replayed answer has null there, so that no secret is ever kept."""
 
 

@@ -88,7 +88,7 @@ class KeyMake(In):
 class KeyMade(Key):
     """A new key. Its secret is shown this once and kept nowhere."""
 
-    key: str | None = Field(description="The secret; null when an Idempotency-Key replays the answer")
+    secret: str | None = Field(description="The key itself; null when an Idempotency-Key replays the answer")
 
 
 class Login(In):

@@ -154,7 +154,7 @@ def make_key(body: KeyMake, use: Use, who: Admin, response: Response) -> KeyMade
         )
         row = people.get_key(conn, key_id)
     response.headers["Location"] = f"/v1/keys/{key_id}"
-    return KeyMade.model_validate({**(row or {}), "key": secret})
+    return KeyMade.model_validate({**(row or {}), "secret": secret})
 
 
 @router.get("/keys/{key_id}", tags=["keys"])

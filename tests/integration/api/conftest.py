@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterator
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
 
 from api.app import create_app
+from api.server import Server, make_server
 from farm.attempt_logs import log_path
 from farm.broker.wakes import Wakes
 from farm.db.connect import Database
@@ -37,6 +42,7 @@ from farm.states import AttemptState
 from farm.stores import Store, open_store
 
 BASE = "http://127.0.0.1:8630"
+DEADLINE_S = 60.0
 
 
 @dataclass
@@ -182,4 +188,52 @@ def farm(
         farm = Farm(settings, db, store, redis_url, client, keyring, users, projects)
         client.headers["Authorization"] = f"Bearer {farm.key('admin')}"
         yield farm
+    wakes.close()
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"waited too long for: {what}"
+        time.sleep(0.02)
+
+
+@dataclass
+class Running:
+    """A server on a port of its own, in a thread."""
+
+    farm: Farm
+    server: Server
+    thread: threading.Thread
+    port: int
+    secret: str
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def client(self, **more: Any) -> httpx.Client:
+        headers = {"Authorization": f"Bearer {self.secret}"}
+        return httpx.Client(base_url=self.url, headers=headers, timeout=DEADLINE_S, **more)
+
+    def stop(self) -> None:
+        self.server.should_exit = True
+        self.thread.join(DEADLINE_S)
+        assert not self.thread.is_alive()
+
+
+@pytest.fixture
+def running(farm: Farm) -> Iterator[Running]:
+    wakes = Wakes(farm.redis_url)
+    app = create_app(farm.settings, farm.db, farm.store, wakes)
+    server = make_server(app, "127.0.0.1:0", log_level="warning")
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    until(lambda: server.started, "the server to start")
+    found = Running(farm, server, thread, listener.getsockname()[1], farm.key("admin"))
+    yield found
+    found.stop()
+    listener.close()
     wakes.close()

@@ -172,11 +172,11 @@ def test_a_session_is_a_strict_cookie_with_a_csrf_token(farm: Farm) -> None:
 def test_a_revoked_key_ends_its_sessions_at_once(farm: Farm) -> None:
     made = farm.call.post("/v1/keys", json={"name": "k", "scopes": ["read"]}).json()
     client = stranger(farm)
-    client.post("/v1/session", json={"key": made["key"]})
+    client.post("/v1/session", json={"key": made["secret"]})
     assert client.get("/v1/jobs").status_code == 200
     assert farm.call.delete(f"/v1/keys/{made['id']}").status_code == 204
     problem(client.get("/v1/jobs"), 401, "unauthenticated")
-    problem(client.post("/v1/session", json={"key": made["key"]}), 401, "unauthenticated")
+    problem(client.post("/v1/session", json={"key": made["secret"]}), 401, "unauthenticated")
     assert farm.call.delete(f"/v1/keys/{made['id']}").status_code == 204
 
 

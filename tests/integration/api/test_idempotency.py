@@ -148,9 +148,9 @@ def test_no_secret_is_kept_for_a_replay(farm: Farm) -> None:
     body = {"name": "k", "scopes": ["read"]}
     first = farm.call.post("/v1/keys", json=body, headers=KEY).json()
     second = farm.call.post("/v1/keys", json=body, headers=KEY).json()
-    assert first["key"].startswith("sfk_")
-    assert second == {**first, "key": None}
-    assert first["key"] not in str(kept(farm))
+    assert first["secret"].startswith("sfk_")
+    assert second == {**first, "secret": None}
+    assert first["secret"] not in str(kept(farm))
 
 
 def test_an_upload_form_is_replayed_and_compared_by_its_files(farm: Farm) -> None:

@@ -52,16 +52,16 @@ def test_a_key_is_shown_once_and_works_until_it_is_revoked(farm: Farm) -> None:
     assert (key["scopes"], key["user_id"], key["project_id"]) == (
         ["read", "submit"], farm.people["ben"], farm.projects["other"],
     )  # fmt: skip
-    assert key["key"].endswith(key["hint"])
+    assert key["secret"].endswith(key["hint"])
     client = farm.as_("read")
-    client.headers["Authorization"] = f"Bearer {key['key']}"
+    client.headers["Authorization"] = f"Bearer {key['secret']}"
     session = client.get("/v1/session").json()
     assert (session["user"], session["project_id"], session["csrf"]) == ("ben", farm.projects["other"], None)
     assert client.get(f"/v1/keys/{key['id']}").json()["name"] == "laptop"
     shown = farm.call.get(f"/v1/keys/{key['id']}")
-    assert "key" not in shown.json()
+    assert "secret" not in shown.json()
     assert shown.json()["used_at"] is not None
-    assert key["key"] not in farm.call.get("/v1/keys").text
+    assert key["secret"] not in farm.call.get("/v1/keys").text
     assert farm.call.delete(f"/v1/keys/{key['id']}").status_code == 204
     assert client.get("/v1/session").status_code == 401
     revoked = farm.call.get("/v1/keys", params={"revoked": "true"}).json()["items"]

@@ -9,7 +9,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,65 +18,11 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from api.app import create_app
-from api.server import Server, make_server
 from farm import events
 from farm.broker.wakes import Wakes
 from farm.db import tables as t
 from farm.stores.local import LocalStore
-from tests.integration.api.conftest import Farm, probe_job
-
-DEADLINE_S = 60.0
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"waited too long for: {what}"
-        time.sleep(0.02)
-
-
-@dataclass
-class Running:
-    """A server on a port of its own, in a thread."""
-
-    farm: Farm
-    server: Server
-    thread: threading.Thread
-    port: int
-    secret: str
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def client(self, **more: Any) -> httpx.Client:
-        headers = {"Authorization": f"Bearer {self.secret}"}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=DEADLINE_S, **more)
-
-    def stop(self) -> float:
-        began = time.monotonic()
-        self.server.should_exit = True
-        self.thread.join(DEADLINE_S)
-        assert not self.thread.is_alive()
-        return time.monotonic() - began
-
-
-@pytest.fixture
-def running(farm: Farm) -> Iterator[Running]:
-    wakes = Wakes(farm.redis_url)
-    app = create_app(farm.settings, farm.db, farm.store, wakes)
-    server = make_server(app, "127.0.0.1:0", log_level="warning")
-    listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    until(lambda: server.started, "the server to start")
-    found = Running(farm, server, thread, listener.getsockname()[1], farm.key("admin"))
-    yield found
-    found.stop()
-    listener.close()
-    wakes.close()
+from tests.integration.api.conftest import DEADLINE_S, Farm, Running, probe_job, until
 
 
 @dataclass
@@ -87,6 +33,8 @@ class Reader:
     open: threading.Event
     ended: threading.Event
     comments: list[str]
+    whole: bool = False
+    """Whether the stream was ended by the server, not cut."""
 
     def next(self) -> tuple[int, str, dict[str, Any]]:
         return self.messages.get(timeout=DEADLINE_S)
@@ -114,6 +62,7 @@ def reading(running: Running, path: str, **headers: str) -> Iterator[Reader]:
                         body = json.loads(fields["data"])
                         reader.messages.put((int(fields.get("id", 0)), fields.get("event", ""), body))
                         fields = {}
+                reader.whole = True
         except httpx.TransportError:
             pass  # the server was stopped, or this client was closed
         finally:
@@ -135,9 +84,7 @@ def test_events_arrive_at_once_and_in_order(running: Running) -> None:
     with reading(running, "/v1/events") as stream:
         with running.client() as client:
             job = client.post("/v1/jobs", json=probe_job()).json()
-            sent = time.monotonic()
             _, kind, body = stream.next()
-            assert time.monotonic() - sent < 5
             client.post(f"/v1/jobs/{job['id']}/pause")
             client.post(f"/v1/jobs/{job['id']}/resume")
         assert (kind, body["job_id"], body["project_id"]) == (
@@ -239,9 +186,10 @@ def test_open_streams_end_when_the_server_is_told_to_stop(running: Running) -> N
         lines = response.iter_lines()
         assert any('"hello' in line for line in lines)
         with reading(running, "/v1/events") as stream:
-            # far below uvicorn's own limit, so the streams were ended and not cut
-            assert running.stop() < 4.5
+            running.stop()
             assert stream.ended.wait(DEADLINE_S)
+            # a stream that uvicorn cuts off after its grace has no last chunk
+            assert stream.whole
         assert not any("data" in line for line in lines)
 
 
