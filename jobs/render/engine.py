@@ -5,7 +5,6 @@ While a finished frame is verified and published, the child already renders the 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -55,7 +54,7 @@ class _Open:
 
 
 @dataclass(slots=True)
-class _Clock:
+class Clock:
     """Time that counts against a frame's limit: holding by the farm does not."""
 
     limit: float
@@ -150,7 +149,7 @@ class RenderEngine:
                 memory=None if spec.device == "cuda" else limit,
             )
             with host.frozen([child.pid]):
-                clock = _Clock(spec.frame_timeout_s)
+                clock = Clock(spec.frame_timeout_s)
                 answer = self._wait(held, ("loaded",), f"loading {spec.scene}", clock, host)
         held.facts = {
             **{k: v for k, v in answer.items() if k not in {"event", "seconds"}},
@@ -172,7 +171,7 @@ class RenderEngine:
         )
         width, height = spec.resolution
         with host.reserve(2 * staged + 4096, "spool", "frame staging"), host.phase("work"):
-            clock = _Clock(spec.frame_timeout_s)
+            clock = Clock(spec.frame_timeout_s)
             waiting: dict[str, Any] | None = None
             park: ParkRequested | None = None
             if numbers:
@@ -188,7 +187,7 @@ class RenderEngine:
                     waiting = self._finish_soon(held, number, host)
                     if waiting is None:
                         raise
-                clock = _Clock(spec.frame_timeout_s)
+                clock = Clock(spec.frame_timeout_s)
                 if park is None and index + 1 < len(numbers):
                     self._ask(held, numbers[index + 1])
                 self._publish(held, waiting, number, host)
@@ -205,17 +204,7 @@ class RenderEngine:
         files: dict[str, Path] = {}
         for output, name in dict(answer["files"]).items():
             made = held.child.room.output / Path(str(name)).name
-            # the child reads untrusted scenes: a link or a device in its folder is not a frame
-            with contextlib.suppress(FileNotFoundError):
-                info = made.lstat()
-                if not stat.S_ISREG(info.st_mode) or info.st_nlink != 1:
-                    raise TaskFailed(f"frame {number}: {output} is not a plain file")
-            target = host.scratch / made.name
-            try:
-                made.rename(target)
-            except FileNotFoundError:
-                raise TaskFailed(f"frame {number}: the renderer did not write {output}") from None
-            files[str(output)] = target
+            files[str(output)] = take_file(made, host.scratch, f"frame {number}: {output}")
         with host.phase("write"):
             host.publish(
                 number,
@@ -244,7 +233,7 @@ class RenderEngine:
         wanted = list(FrameRange.parse(str(chunk))) if chunk else list(task.frames or ())
         held.asked += 1
         held.child.send(op="poses", numbers=wanted)
-        answer = self._wait(held, ("poses",), "reading the cameras", _Clock(60.0), host)
+        answer = self._wait(held, ("poses",), "reading the cameras", Clock(60.0), host)
         return {"convention": "opengl", "cameras": answer["cameras"], "device": held.facts}
 
     def _wait(
@@ -252,7 +241,7 @@ class RenderEngine:
         held: _Open,
         events: tuple[str, ...],
         what: str,
-        clock: _Clock,
+        clock: Clock,
         host: Host,
         *,
         number: int | None = None,
@@ -305,6 +294,23 @@ _ERRORS: Final[dict[str, type[TaskFailed]]] = {
     "device": DeviceUnavailable,
     "not_installed": DeviceUnavailable,
 }
+
+
+def take_file(made: Path, scratch: Path, what: str) -> Path:
+    """Move a file out of a child's folder into ``scratch``.
+
+    The child reads untrusted scenes: what is no plain file of its own (a link, a device, a second name of
+    another file) is refused with :class:`farm.errors.TaskFailed`.
+    """
+    target = scratch / made.name
+    try:
+        info = made.lstat()
+        if not stat.S_ISREG(info.st_mode) or info.st_nlink != 1:
+            raise TaskFailed(f"{what} is not a plain file")
+        made.rename(target)
+    except FileNotFoundError:
+        raise TaskFailed(f"{what} was not written by the renderer") from None
+    return target
 
 
 def _error(answer: Mapping[str, Any], what: str, held: _Open) -> TaskFailed:

@@ -65,7 +65,7 @@ def test_files_of_the_job_are_found_beside_the_scene_and_above_it(root: Path) ->
         '<include filename="{}"/>',
         '<path value="{}"/>',
         '<emitter type="envmap"><string name="anything" value="{}"/></emitter>',
-        '<default name="where" value="{}"/><shape type="ply"><string name="filename" value="$where"/></shape>',
+        '<default name="p" value="{}"/><shape type="ply"><string name="filename" value="$p"/></shape>',
     ],
 )
 def test_a_path_out_is_refused_by_name(root: Path, body: str, name: str) -> None:
