@@ -1,0 +1,116 @@
+"""``farm topology``, ``plan``, ``doctor``, ``neighbours discover`` and ``node-install`` as they are typed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from api.cli.machine import app
+from farm.settings import settings
+from gpu_pinning import Plan, Topology, make_plan
+
+RECORDED = Path(__file__).parents[3] / "recorded_machines"
+HGX, LAPTOP = RECORDED / "hgx-8gpu.json", RECORDED / "laptop.json"
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    for name in ("FARM_CONFIG", "FARM_BROKER_URL", "FARM_DATABASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("FARM_DATA", str(tmp_path / "data"))
+    yield
+    settings.cache_clear()
+
+
+def farm(*words: str) -> tuple[int, str, str]:
+    settings.cache_clear()
+    result = CliRunner().invoke(app, list(words))
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_topology_of_this_machine_can_be_planned_on(tmp_path: Path) -> None:
+    code, text, _ = farm("topology", "--json")
+    assert code == 0
+    (tmp_path / "here.json").write_text(text)
+    code, planned, _ = farm("plan", "--machine", str(tmp_path / "here.json"), "--json")
+    assert code == 0
+    assert Plan.parse(planned) == make_plan(Topology.parse(text))
+
+
+def test_plan_shows_table_and_drawing() -> None:
+    code, text, _ = farm("plan", "--machine", str(LAPTOP))
+    assert code == 0
+    assert "cpu-6" in text
+    assert "NUMA node 0" in text
+
+
+def test_plan_refusals_end_with_1_and_say_why(tmp_path: Path) -> None:
+    config = tmp_path / "farm.toml"
+    config.write_text('[[slots]]\nname = "big"\npools = ["video"]\ngpus = 9\n')
+    code, text, _ = farm("plan", "--machine", str(HGX), "--config", str(config))
+    assert code == 1
+    assert "Refused: slots.big.gpus: wants 9 and 8 are free" in text
+
+
+def test_a_bad_farm_toml_names_field_value_and_fix(tmp_path: Path) -> None:
+    config = tmp_path / "farm.toml"
+    config.write_text('[[slots]]\nname = "a"\npools = ["rendr"]\ncorse = 2\n')
+    code, text, told = farm("plan", "--config", str(config))
+    assert (code, text) == (1, "")
+    assert "slots[0].pools[0] = 'rendr'" in told
+    assert "slots[0].corse = 2: unknown field; did you mean 'cores'?" in told
+    code, _, told = farm("plan", "--config", str(tmp_path / "none.toml"))
+    assert code == 1
+    assert "none.toml" in told
+
+
+def test_diff_is_against_the_plan_that_the_agent_keeps(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "plan.json").write_text(make_plan(Topology.load(LAPTOP)).dump())
+    assert farm("plan", "--machine", str(LAPTOP), "--diff")[:2] == (0, "Nothing changes.\n")
+    config = tmp_path / "farm.toml"
+    config.write_text('[[slots]]\nname = "cpu-0"\npools = ["render"]\ncores = 3\n')
+    _, text, _ = farm("plan", "--machine", str(LAPTOP), "--config", str(config), "--diff", "--json")
+    changes = {change["name"]: change["how"] for change in json.loads(text)}
+    assert changes == {"cpu-0": "moved", **{f"cpu-{n}": "removed" for n in range(1, 7)}}
+
+
+def test_doctor_tells_of_broker_and_database(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARM_BROKER_URL", "redis://127.0.0.1:1/0")
+    code, text, _ = farm("doctor", "--json")
+    checks = {item["check"]: item for item in json.loads(text)}
+    assert code == 2
+    assert checks["broker"]["level"] == "bad"
+    assert checks["database"]["level"] == "ok"
+    assert "torch" in checks and "space" in checks
+
+
+def test_doctor_of_a_recorded_machine() -> None:
+    code, text, _ = farm("doctor", "--machine", str(LAPTOP))
+    assert code == 1
+    assert "mend:   cpupower frequency-set -g performance" in text
+
+
+def test_discover_lists_as_json() -> None:
+    code, text, _ = farm("neighbours", "discover", "--json")
+    assert code == 0
+    assert isinstance(json.loads(text), list)
+
+
+def test_node_install_prints_or_writes_the_unit(tmp_path: Path) -> None:
+    code, text, _ = farm("node-install", "--user", "render")
+    assert code == 0
+    assert "User=render" in text
+    code, _, told = farm("node-install", "--write", str(tmp_path))
+    assert code == 0
+    assert "systemctl daemon-reload" in told
+    assert "Delegate=" in (tmp_path / "stillframe-node.service").read_text()
+    code, _, told = farm("node-install", "--write", str(tmp_path / "no" / "x.service"))
+    assert code == 1
+    assert "No such file" in told
