@@ -177,6 +177,17 @@ def release_of_attempts(conn: sa.Connection, attempt_ids: Sequence[str]) -> int:
     )
 
 
+def release_ended(conn: sa.Connection, attempt_ids: Sequence[str], task_ids: Sequence[str]) -> int:
+    """:func:`release_of_attempts` and :func:`release_checkpoints` in one statement."""
+    of_attempts = sa.and_(
+        buffers.c.attempt_id.in_(list(attempt_ids)),
+        buffers.c.purpose != CHECKPOINT,
+        buffers.c.state != "orphaned",
+    )
+    of_tasks = sa.and_(buffers.c.task_id.in_(list(task_ids)), buffers.c.purpose == CHECKPOINT)
+    return _release(conn, sa.or_(of_attempts, of_tasks))
+
+
 def release_checkpoints(conn: sa.Connection, task_ids: Sequence[str]) -> int:
     """Release the checkpoints of tasks that have ended; how many."""
     if not task_ids:

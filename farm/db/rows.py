@@ -58,10 +58,19 @@ def id_rows(conn: sa.Connection, ids: Iterable[str]) -> sa.Select[tuple[str]]:
     return sa.select(rows.c.id)
 
 
-def lock(conn: sa.Connection, statement: sa.Select[Any], *, skip_locked: bool = False) -> sa.Select[Any]:
-    """The same SELECT, which on PostgreSQL locks the rows for an update (SQLite has one writer anyway)."""
+def lock(
+    conn: sa.Connection,
+    statement: sa.Select[Any],
+    *,
+    of: sa.Table | None = None,
+    skip_locked: bool = False,
+) -> sa.Select[Any]:
+    """The same SELECT, which on PostgreSQL locks the rows for an update (SQLite has one writer anyway).
+
+    ``of`` names the one table of a join whose rows are locked.
+    """
     if conn.dialect.name == "postgresql":
-        return statement.with_for_update(key_share=True, skip_locked=skip_locked)
+        return statement.with_for_update(key_share=True, skip_locked=skip_locked, of=of)
     return statement
 
 

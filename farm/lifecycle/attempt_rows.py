@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from farm import events
 from farm.db.connect import db_now
 from farm.db.rows import clean_json, clean_text, json_rows
-from farm.db.tables import artifacts, attempts, jobs, projects
+from farm.db.tables import artifacts, attempts, projects
 from farm.ids import new_id
 from farm.lifecycle.outcomes import Closing
 from farm.lifecycle.publish import record_contents
@@ -119,21 +119,12 @@ def put_artifacts(conn: sa.Connection, made: Sequence[tuple[AttemptReport, TaskR
         )
 
 
-def spend(conn: sa.Connection, reports: Sequence[AttemptReport]) -> None:
-    """Add what these attempts used to their projects' accounts."""
+def spend(conn: sa.Connection, reports: Sequence[tuple[str, AttemptReport]]) -> None:
+    """Add what these attempts used to their projects' accounts: ``(project id, report)`` each."""
     used: dict[str, tuple[float, float]] = {}
-    owners = dict(
-        conn.execute(
-            sa.select(attempts.c.id, jobs.c.project_id)
-            .join(jobs, jobs.c.id == attempts.c.job_id)
-            .where(attempts.c.id.in_([report.attempt_id for report in reports]))
-        ).all()
-    )
-    for report in reports:
-        project = owners.get(report.attempt_id)
-        if project is not None:
-            slot_s, gpu_s = used.get(project, (0.0, 0.0))
-            used[project] = (slot_s + _number(report.cost.slot_s), gpu_s + _number(report.cost.gpu_s))
+    for project, report in reports:
+        slot_s, gpu_s = used.get(project, (0.0, 0.0))
+        used[project] = (slot_s + _number(report.cost.slot_s), gpu_s + _number(report.cost.gpu_s))
     for project in sorted(used):
         slot_s, gpu_s = used[project]
         if slot_s or gpu_s:

@@ -9,9 +9,9 @@ import sqlalchemy as sa
 
 from farm import events
 from farm.db.connect import db_now
-from farm.db.tables import jobs, nodes, slots, steps
+from farm.db.tables import nodes, slots
 from farm.lifecycle.counters import Moves, apply_to_jobs, apply_to_steps
-from farm.lifecycle.task_rows import read_tasks, write_tasks
+from farm.lifecycle.task_rows import TaskRow, read_tasks, write_tasks
 from farm.records import Ticket, TicketEntry
 from farm.states import Actor, TaskState
 
@@ -48,13 +48,9 @@ def dispatch_many(conn: sa.Connection, choices: Sequence[tuple[str, Sequence[str
         if now is None:
             continue
         rows = read_tasks(conn, task_ids, skip_locked=True)
-        wanted = [
-            rows[i] for i in task_ids if i in rows and _may_start(rows[i].state, rows[i].not_before, now)
-        ]
+        wanted = [rows[task_id] for task_id in task_ids if task_id in rows and _may_start(rows[task_id])]
         if len({row.step_id for row in wanted}) > 1:
             raise ValueError(f"the tasks for slot {slot_id} belong to several steps")
-        if wanted and not _job_open(conn, wanted[0].step_id):
-            wanted = []
         for row in wanted:
             row.state = TaskState.DISPATCHED
             row.epoch += 1
@@ -98,14 +94,6 @@ def _take_slot(conn: sa.Connection, slot_id: str) -> float | None:
     return now
 
 
-def _may_start(state: str, not_before: float | None, now: float) -> bool:
-    return state == TaskState.READY and (not_before is None or not_before <= now)
-
-
-def _job_open(conn: sa.Connection, step_id: str) -> bool:
-    query = (
-        sa.select(sa.or_(jobs.c.paused, jobs.c.cancel_requested))
-        .join(steps, steps.c.job_id == jobs.c.id)
-        .where(steps.c.id == step_id)
-    )
-    return not conn.scalar(query)
+def _may_start(task: TaskRow) -> bool:
+    rested = task.not_before is None or task.not_before <= task.now
+    return task.state == TaskState.READY and rested and not (task.paused or task.cancel_requested)

@@ -12,16 +12,15 @@ from typing import Any
 import sqlalchemy as sa
 
 from farm import events, ledger
-from farm.db.connect import db_now
 from farm.db.rows import clean_text, id_rows, lock
-from farm.db.tables import attempts, job_assets, jobs, slots, steps
+from farm.db.tables import attempts, job_assets, jobs, steps
 from farm.db.tables import contents as contents_table
 from farm.db.tables import tasks as tasks_table
 from farm.errors import FarmError
 from farm.lifecycle.attempt_rows import FENCED, close_attempts, put_artifacts, spend
 from farm.lifecycle.counters import Moves
 from farm.lifecycle.locks import lock_jobs
-from farm.lifecycle.outcomes import Closing, cancelled_jobs, conclude
+from farm.lifecycle.outcomes import Closing, conclude
 from farm.lifecycle.publish import missing_frames, put_frames
 from farm.lifecycle.release import settle
 from farm.lifecycle.slot_rows import idle_slots, lock_slots
@@ -71,17 +70,26 @@ def finish_many(
         sa.select(attempts.c.job_id).where(attempts.c.id.in_(id_rows(conn, ids))).distinct()
     )
     job_ids = set(owners)
-    lock_slots(conn, {slot_id})
+    node_id = lock_slots(conn, {slot_id}).get(slot_id)
     lock_jobs(conn, job_ids)
     rows = read_tasks(conn, {report.task_id for report in reports})
     verdicts, counted = _judge(conn, reports, rows)
     moves = Moves()
+    ended: list[str] = []
     if counted:
-        _count(conn, counted, rows, moves, expander, config, slot_id)
+        ended = _count(conn, counted, rows, moves, expander, config, (slot_id, node_id))
     fenced = [report for report, verdict in zip(reports, verdicts, strict=True) if verdict == "fenced_off"]
     close_attempts(conn, [(report, AttemptState.LOST, FENCED, None) for report in fenced])
-    spend(conn, [r for r, v in zip(reports, verdicts, strict=True) if v != "repeated"])
-    ledger.release_of_attempts(conn, ids)
+    owner = {row.id: row.project_id for row in rows.values()}
+    spend(
+        conn,
+        [
+            (owner[r.task_id], r)
+            for r, v in zip(reports, verdicts, strict=True)
+            if v != "repeated" and r.task_id in owner
+        ],
+    )
+    ledger.release_ended(conn, ids, ended)
     idle_slots(conn, {slot_id})
     return verdicts
 
@@ -119,8 +127,9 @@ def _count(
     moves: Moves,
     expander: Expander | None,
     config: Settings,
-    slot_id: str,
-) -> None:
+    slot: tuple[str, str | None],
+) -> list[str]:
+    """Write counted reports; ids of the tasks that have ended."""
     by_step: dict[str, list[AttemptReport]] = {}
     for report in reports:
         by_step.setdefault(rows[report.task_id].step_id, []).append(report)
@@ -128,22 +137,20 @@ def _count(
         frames = [(rows[r.task_id], r.attempt_id, frame) for r in step_reports for frame in r.frames]
         put_frames(conn, frames, moves)
     missing = missing_frames(conn, [r.task_id for r in reports if r.state == AttemptState.DONE])
-    cancelled = cancelled_jobs(conn, {rows[r.task_id].job_id for r in reports})
-    now = conn.scalar(sa.select(db_now())) or 0.0
+    now = max(row.now for row in rows.values())
     closings = []
     for report in reports:
         task = rows[report.task_id]
         lacking = missing.get(task.id, 0)
-        closings.append(conclude(task, report, now, config, lacking, task.job_id in cancelled))
+        closings.append(conclude(task, report, now, config, lacking))
     expansions = _plan_deferred(conn, by_step, rows, closings, expander, now, config)
     written = write_tasks(conn, Actor.ATTEMPT, [rows[r.task_id] for r in reports], moves)
     close_attempts(conn, closings)
     done = [row for row in written if row.state == TaskState.DONE]
     put_artifacts(conn, [(r, rows[r.task_id]) for r in reports if rows[r.task_id].state == TaskState.DONE])
     _measure(by_step, rows, moves)
-    _tell(conn, by_step, rows, closings, slot_id)
+    _tell(conn, by_step, rows, closings, slot)
     ended = [row for row in written if row.state in (TaskState.FAILED, TaskState.CANCELLED)]
-    ledger.release_checkpoints(conn, [row.id for row in [*done, *ended]])
     settle(
         conn,
         moves,
@@ -151,6 +158,7 @@ def _count(
         cut={row.step_id for row in ended},
         expansions=expansions,
     )
+    return [row.id for row in [*done, *ended]]
 
 
 def _plan_deferred(
@@ -245,10 +253,9 @@ def _tell(
     by_step: Mapping[str, list[AttemptReport]],
     rows: Mapping[str, TaskRow],
     closings: Sequence[Closing],
-    slot_id: str,
+    slot: tuple[str, str | None],
 ) -> None:
     ended = {report.attempt_id: state for report, state, _, _ in closings}
-    node_id = conn.scalar(sa.select(slots.c.node_id).where(slots.c.id == slot_id))
     for step_id, reports in by_step.items():
         states: dict[str, list[str]] = {}
         for report in reports:
@@ -258,8 +265,8 @@ def _tell(
             "attempt.ended",
             job_id=rows[reports[0].task_id].job_id,
             step_id=step_id,
-            slot_id=slot_id,
-            node_id=node_id,
+            slot_id=slot[0],
+            node_id=slot[1],
             data={
                 "attempts": [[r.task_id, r.attempt_id, ended[r.attempt_id]] for r in reports],
                 "states": states,

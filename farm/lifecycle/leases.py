@@ -14,7 +14,7 @@ from farm.db.tables import nodes, slots, steps, tasks
 from farm.lifecycle.attempt_rows import close_lost
 from farm.lifecycle.counters import Moves
 from farm.lifecycle.locks import lock_jobs
-from farm.lifecycle.outcomes import cancelled_jobs, lose_to_node, spend_retry
+from farm.lifecycle.outcomes import lose_to_node, spend_retry
 from farm.lifecycle.release import settle
 from farm.lifecycle.slot_rows import idle_slots, lock_slots
 from farm.lifecycle.task_rows import TaskRow, by_step, read_tasks, write_tasks
@@ -147,12 +147,11 @@ def lose(
     rows, moves, now = _take(conn, held, None)
     epochs = dict(held)
     lost = [r for r in rows.values() if r.state == TaskState.RUNNING and r.epoch == epochs[r.id]]
-    cancelled = cancelled_jobs(conn, {row.job_id for row in lost})
     spent: list[str] = []
     slot_ids = {row.slot_id for row in lost if row.slot_id}
     for row in lost:
         row.solo = row.solo or killed_slot
-        if row.wish == "cancel" or row.job_id in cancelled:
+        if row.wish == "cancel" or row.cancel_requested:
             row.checkpoint = None
             row.to_end(TaskState.CANCELLED, now)
         elif node_lost:
@@ -202,9 +201,8 @@ def _give_back(
     rows, moves, now = _take(conn, held, slot_ids)
     epochs = dict(held)
     back = [row for row in rows.values() if row.epoch == epochs[row.id] and which(row)]
-    cancelled = cancelled_jobs(conn, {row.job_id for row in back})
     for row in back:
-        if row.state == TaskState.RUNNING and row.job_id in cancelled:
+        if row.state == TaskState.RUNNING and row.cancel_requested:
             row.to_end(TaskState.CANCELLED, now)
         else:
             row.to_ready(now)
@@ -230,6 +228,5 @@ def _follow(
             states.setdefault(row.state, []).append(row.id)
         events.emit(conn, "task.state", job_id=rows[0].job_id, step_id=step_id, data={"states": states})
     settle(conn, moves, cut={row.step_id for row in ended})
-    ledger.release_of_attempts(conn, closed)
-    ledger.release_checkpoints(conn, [row.id for row in ended])
+    ledger.release_ended(conn, closed, [row.id for row in ended])
     idle_slots(conn, set(slot_ids))

@@ -7,10 +7,7 @@ free a few times, then they count. A wish to cancel that was made meanwhile wins
 
 from __future__ import annotations
 
-import sqlalchemy as sa
-
 from farm.db.rows import clean_json, clean_text
-from farm.db.tables import jobs
 from farm.lifecycle.task_rows import TaskRow
 from farm.records import AttemptReport
 from farm.settings import Settings
@@ -20,17 +17,14 @@ Closing = tuple[AttemptReport, AttemptState, str | None, str | None]
 """How an attempt's row is closed: its report, state, error type and error."""
 
 
-def conclude(
-    task: TaskRow, report: AttemptReport, now: float, config: Settings, lacking: int, cancelled: bool
-) -> Closing:
+def conclude(task: TaskRow, report: AttemptReport, now: float, config: Settings, lacking: int) -> Closing:
     """Move the task (in memory) as its counted report says; how to close the attempt.
 
-    ``lacking`` is the number of its frames that are not published; ``cancelled`` whether a person has
-    cancelled the job.
+    ``lacking`` is the number of its frames that are not published.
     """
     state, kind = report.state, report.error_type
     error = clean_text(report.error)[:20_000] if report.error else None
-    cancelled = cancelled or task.wish == "cancel"
+    cancelled = task.cancel_requested or task.wish == "cancel"
     if report.checkpoint is not None:
         task.checkpoint = report.checkpoint
     if state == AttemptState.DONE and lacking:
@@ -81,10 +75,3 @@ def spend_retry(
     pause = min(config.retry_backoff_max_s, config.retry_backoff_s * 2.0 ** (task.charged - 1))
     task.to_ready(now, not_before=now + pause)
     task.error = error
-
-
-def cancelled_jobs(conn: sa.Connection, job_ids: set[str]) -> set[str]:
-    """Which of these jobs a person has cancelled."""
-    return set(
-        conn.scalars(sa.select(jobs.c.id).where(jobs.c.id.in_(sorted(job_ids)), jobs.c.cancel_requested))
-    )

@@ -52,19 +52,17 @@ def record_contents(conn: sa.Connection, items: Iterable[tuple[str, int]]) -> No
         [{"sha256": sha256, "bytes": sizes[sha256]} for sha256 in sorted(sizes)],
     )
     selected = sa.select(rows.c.sha256, rows.c.bytes, db_now(), db_now()).order_by(rows.c.sha256)
-    # a row that is there stays unlocked unless it is old: many slots publish the same black frame
-    conn.execute(
-        insert_missing(conn, contents).from_select(
-            ["sha256", "bytes", "created_at", "touched_at"],
-            # SQLite reads ON CONFLICT after a bare SELECT as a join
-            selected.where(sa.true()) if conn.dialect.name != "sqlite" else selected.where(sa.text("1 = 1")),
+    names = ["sha256", "bytes", "created_at", "touched_at"]
+    # WHERE, because SQLite reads ON CONFLICT after a bare FROM as part of a join
+    insert = insert_missing(conn, contents).from_select(names, selected.where(sa.text("1 = 1")))
+    known = set(sizes) - set(conn.scalars(insert.returning(contents.c.sha256)))
+    if known:
+        # a row that is there stays unlocked unless it is old: many slots publish the same black frame
+        conn.execute(
+            contents.update()
+            .values(touched_at=db_now())
+            .where(contents.c.sha256.in_(sorted(known)), contents.c.touched_at < db_now() - _TOUCH_EVERY_S)
         )
-    )
-    conn.execute(
-        contents.update()
-        .values(touched_at=db_now())
-        .where(contents.c.sha256.in_(sorted(sizes)), contents.c.touched_at < db_now() - _TOUCH_EVERY_S)
-    )
 
 
 def put_frames(conn: sa.Connection, items: Sequence[tuple[TaskRow, str, FrameRecord]], moves: Moves) -> None:

@@ -9,11 +9,12 @@ from farm.db.rows import lock
 from farm.db.tables import slots, tasks
 
 
-def lock_slots(conn: sa.Connection, slot_ids: set[str]) -> None:
-    """Lock these slots, in id order; comes before every other lock."""
-    if conn.dialect.name == "postgresql" and slot_ids:
-        query = sa.select(slots.c.id).where(slots.c.id.in_(sorted(slot_ids))).order_by(slots.c.id)
-        conn.execute(lock(conn, query))
+def lock_slots(conn: sa.Connection, slot_ids: set[str]) -> dict[str, str]:
+    """Lock these slots, in id order; comes before every other lock. The node of each."""
+    if not slot_ids:
+        return {}
+    query = sa.select(slots.c.id, slots.c.node_id).where(slots.c.id.in_(sorted(slot_ids)))
+    return {row.id: row.node_id for row in conn.execute(lock(conn, query.order_by(slots.c.id)))}
 
 
 def idle_slots(conn: sa.Connection, slot_ids: set[str]) -> None:

@@ -9,22 +9,31 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from farm.db.connect import db_now
 from farm.db.rows import json_rows, lock
-from farm.db.tables import steps, tasks
+from farm.db.tables import jobs, steps, tasks
 from farm.lifecycle.counters import Moves
 from farm.states import Actor, TaskState, may_move
 
 
 @dataclass(slots=True)
 class TaskRow:
-    """The parts of a task that its life changes, with those of its step that decide how."""
+    """The parts of a task that its life changes, with those of its step and job that decide how.
+
+    ``now`` is the database's time when it was read; ``cancel_requested`` holds still only under the lock on
+    the job.
+    """
 
     id: str
     step_id: str
     job_id: str
+    project_id: str
     take: int
     frames: str | None
     max_retries: int
+    paused: bool
+    cancel_requested: bool
+    now: float
     waiting_on: int
     state: str
     epoch: int
@@ -75,7 +84,15 @@ _WRITTEN = {
     "started_at": "float", "lease_expires_at": "float", "finished_at": "float", "wish": "text",
     "checkpoint": "text", "result": "json", "progress": "float", "error": "text",
 }  # fmt: skip
-_READ = [f.name for f in fields(TaskRow) if f.name not in ("job_id", "max_retries", "was_state", "was_epoch")]
+_OTHERS = {
+    "job_id": steps.c.job_id, "max_retries": steps.c.max_retries, "project_id": jobs.c.project_id,
+    "paused": jobs.c.paused, "cancel_requested": jobs.c.cancel_requested, "now": db_now(),
+}  # fmt: skip
+_READ = [
+    _OTHERS[f.name].label(f.name) if f.name in _OTHERS else tasks.c[f.name]
+    for f in fields(TaskRow)
+    if f.name not in ("was_state", "was_epoch")
+]
 
 
 def read_tasks(
@@ -85,19 +102,16 @@ def read_tasks(
     ids = sorted(set(task_ids))
     if not ids:
         return {}
-    query = sa.select(*(tasks.c[name] for name in _READ)).where(tasks.c.id.in_(ids)).order_by(tasks.c.id)
-    rows = conn.execute(lock(conn, query, skip_locked=skip_locked)).mappings().all()
-    step_ids = {row["step_id"] for row in rows}
-    of_step = {
-        step_id: (job_id, max_retries)
-        for step_id, job_id, max_retries in conn.execute(
-            sa.select(steps.c.id, steps.c.job_id, steps.c.max_retries).where(steps.c.id.in_(step_ids))
-        )
-    }
+    query = (
+        sa.select(*_READ)
+        .join(steps, steps.c.id == tasks.c.step_id)
+        .join(jobs, jobs.c.id == steps.c.job_id)
+        .where(tasks.c.id.in_(ids))
+        .order_by(tasks.c.id)
+    )
     found = {}
-    for row in rows:
-        job_id, max_retries = of_step[row["step_id"]]
-        task = TaskRow(**row, job_id=job_id, max_retries=max_retries)
+    for values in conn.execute(lock(conn, query, of=tasks, skip_locked=skip_locked)).mappings():
+        task = TaskRow(**values)
         task.was_state, task.was_epoch = task.state, task.epoch
         found[task.id] = task
     return found
