@@ -34,9 +34,11 @@ def _setpriv(signal: str, user: pwd.struct_passwd | None = None) -> list[str]:
 
 
 class PostgresServer:
-    """A PostgreSQL server on a unix socket, with no durability. PostgreSQL refuses to run as root."""
+    """A PostgreSQL server on a unix socket. PostgreSQL refuses to run as root."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, durable: bool = False) -> None:
+        """``durable``: what was committed outlives :meth:`halt`; slower."""
+        self._durable = durable
         self._bin = _postgres_bin()
         self._user: pwd.struct_passwd | None = None
         if os.geteuid() == 0:
@@ -66,7 +68,7 @@ class PostgresServer:
             "listen_addresses": "",
             "unix_socket_directories": str(self._folder),
             "fsync": "off",
-            "synchronous_commit": "off",
+            "synchronous_commit": "on" if self._durable else "off",
             "full_page_writes": "off",
             "max_connections": "200",
             "shared_buffers": "64MB",

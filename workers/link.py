@@ -230,7 +230,7 @@ class DatabaseLink:
                 repository.note_progress(conn, moved)
 
     def _show_the_living(self, rows: dict[str, tuple[str, str | None]]) -> None:
-        """The farm took this node for lost and its slots for dead, but they live: let them have work again."""
+        """The farm took this node for lost and its slots for dead, but they live: give them work again."""
         for slot_id, (incarnation, pid) in self._living().items():
             if rows.get(slot_id) == ("dead", None):
                 with self._db.write() as conn:

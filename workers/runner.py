@@ -63,6 +63,7 @@ class Runner:
         self._assets: tuple[str, AssetFolder] | None = None
         self._warm: list[str] = []
         self._warm_told: list[str] = []
+        self.busy = False
         self.memory = PeakMemory(os.getpid())
 
     def park(self) -> None:
@@ -73,6 +74,13 @@ class Runner:
 
     def run_ticket(self, data: dict[str, Any]) -> None:
         """Run what a ticket still entitles to; a lost claim, a doubled or a stale ticket does nothing."""
+        self.busy = True
+        try:
+            self._run_ticket(data)
+        finally:
+            self.busy = False
+
+    def _run_ticket(self, data: dict[str, Any]) -> None:
         try:
             ticket = Ticket.from_json(data)
         except (ValueError, KeyError, TypeError) as error:
@@ -223,7 +231,6 @@ class Runner:
         except Exception as error:  # noqa: BLE001  everything an engine raises becomes a report
             self._describe(error, report, host)
         finally:
-            bench.control.end()
             self._host = None
         if strays := end_orphans():
             host.log.write(f"ended {len(strays)} processes that the task left behind")
@@ -245,7 +252,10 @@ class Runner:
             self._warm = host.warm
         host.close()
         report.ended_at = time.time()
-        return self._spooled(report, numbers)
+        ended = self._spooled(report, numbers)
+        # only now: a slot that dies before this has not told how the attempt ended
+        bench.control.end()
+        return ended
 
     def _check_complete(self, host: SlotHost) -> None:
         missing = host.missing_frames()

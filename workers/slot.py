@@ -72,6 +72,8 @@ def main() -> int:
         wake=wakes.wake,
         stopping=lambda: stopping.is_set() or control.stopping(),
     )
+    from celery.exceptions import WorkerShutdown
+
     from workers.runner import Runner
 
     runner = Runner(bench)
@@ -83,6 +85,9 @@ def main() -> int:
     def end(*_: object, **__: object) -> None:
         stopping.set()
         runner.park()
+        if not runner.busy:
+            # wakes the worker out of its wait for tickets
+            raise WorkerShutdown(0)
 
     code = _work(app, queue_name(identity.slot_id), identity, lambda: _ready(bench, stopping), end)
     runner.close()
@@ -106,6 +111,8 @@ def _work(app: Any, queue: str, identity: SlotIdentity, ready: Any, end: Any) ->
         without_gossip=True,
         without_mingle=True,
         without_heartbeat=True,
+        # with the event loop, a solo worker takes no tickets any more once the broker was away during a task
+        use_eventloop=False,
         loglevel=os.environ.get("FARM_SLOT_LOG_LEVEL", "WARNING"),
         quiet=True,
     )
@@ -116,8 +123,23 @@ def _work(app: Any, queue: str, identity: SlotIdentity, ready: Any, end: Any) ->
         end()
 
     signal.signal(signal.SIGTERM, stop)
+    app.amqp.Connection = _eager_connection()
     worker.start()
     return int(worker.exitcode or 0)
+
+
+def _eager_connection() -> Any:
+    """Celery's connection, which looks for a lost broker every second instead of every half minute."""
+    from kombu.connection import Connection
+
+    base: Any = Connection
+
+    class EagerConnection(base):  # type: ignore[misc]
+        def ensure_connection(self, errback: Any = None, max_retries: Any = None, **options: Any) -> Any:
+            options |= {"interval_start": 0.2, "interval_step": 0.2, "interval_max": 1.0}
+            return super().ensure_connection(errback, max_retries, **options)
+
+    return EagerConnection
 
 
 def _ready(bench: Bench, stopping: threading.Event) -> None:

@@ -55,7 +55,7 @@ def own_redis() -> Iterator[RedisServer]:
 @pytest.fixture(scope="module")
 def own_postgres() -> Iterator[PostgresServer]:
     """A PostgreSQL server that the tests of a module may halt and start."""
-    server = PostgresServer()
+    server = PostgresServer(durable=True)
     server.start()
     yield server
     server.stop()

@@ -307,7 +307,7 @@ class FarmUnderTest:
 
 
 def slowness() -> float:
-    """1 on a machine with time to spare; more where importing a slot's libraries alone takes over half a second.
+    """1 on a machine with time to spare; more where importing a slot's libraries takes over half a second.
 
     The figures of the design hold for a machine of its own; tests also run beside others.
     """
