@@ -1,0 +1,160 @@
+"""What the farm costs on a Mitsuba job: ``python -m tests.benchmarks.render_overhead [FRAMES [SAMPLES]]``.
+
+The demo's turntable, without its film: 48 frames of 320x180 by a farm of its own (one slot; from submit to
+the last frame verified and published), and by a plain Mitsuba loop in one process (from process start to the
+last file written), with the same variant, threads, seeds and denoiser. Loop, farm, farm, loop, so that drift
+of the machine falls on both alike. The pictures are compared: only the same pictures are the same work.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from api.cli.demo.interrupts import Interrupts
+from api.cli.demo.own_farm import OwnFarm
+from farm.client import FarmClient
+from farm.errors import FarmError, TaskFailed
+from farm.frame_range import FrameRange
+from jobs.render import demo
+from jobs.render.camera import Bounds, OrbitCamera, orbit_pose
+from jobs.render.mitsuba.variants import choose
+from jobs.render.spec import Spec
+from tests.benchmarks.machine import Figure, judge
+
+BOUND = 0.05
+DEADLINE_S = 3600.0
+
+LOOP = """
+import json, os, sys
+import drjit as dr, mitsuba as mi, numpy as np
+job = json.loads(sys.argv[1])
+mi.set_variant(job["variant"])
+dr.set_thread_count(job["threads"])
+import mitsuba_oidn
+scene = mi.load_file(job["scene"])
+sensor = mi.load_dict({
+    "type": "perspective", "fov_axis": "x", "fov": job["fov"],
+    "film": {"type": "hdrfilm", "width": job["width"], "height": job["height"], "pixel_format": "rgb",
+             "component_format": "float32", "rfilter": {"type": "box"}},
+    "sampler": {"type": "independent", "sample_count": job["samples"]},
+})
+aovs = "normal:sh_normal,albedo:albedo"
+integrator = mi.load_dict({"type": "aov", "aovs": aovs, "img": scene.integrator()})
+params = mi.traverse(sensor)
+for number, matrix in job["frames"]:
+    params["to_world"] = type(params["to_world"])(mi.ScalarTransform4f(np.array(matrix)))
+    params.update()
+    pixels = np.array(mi.render(scene, sensor=sensor, integrator=integrator, spp=job["samples"], seed=number))
+    color, normal, albedo = (np.ascontiguousarray(pixels[..., i:i + 3]) for i in (0, 3, 6))
+    clean = mitsuba_oidn.denoise(color, albedo=np.clip(albedo, 0, 1), normal=np.clip(normal, -1, 1), hdr=True)
+    shown = np.maximum(np.asarray(clean), 0) * np.float32(2.0 ** job["exposure"])
+    bitmap = mi.Bitmap(np.ascontiguousarray(shown, dtype=np.float32))
+    bitmap.convert(component_format=mi.Struct.Type.UInt8, srgb_gamma=True).write(f"{job['to']}/{number}.png")
+os._exit(0)
+"""
+
+
+def plain_loop(spec: Spec, folder: Path) -> float:
+    """Seconds that the loop takes for all frames of ``spec``."""
+    proof = choose(spec, "cpu")
+    camera = spec.resolved_camera
+    assert isinstance(camera, OrbitCamera)
+    frames: list[tuple[int, Any]] = []
+    for number in spec.frame_range():
+        pose = orbit_pose(camera, number, spec.frame_range(), Bounds((0, 0, 0), 1), spec.resolution)
+        # Mitsuba's cameras look along +z with x to the left
+        matrix = np.array(pose.camera_to_world()) @ np.diag([-1.0, 1.0, -1.0, 1.0])
+        frames.append((number, matrix.tolist()))
+    job = {
+        "variant": proof.variant,
+        "threads": len(os.sched_getaffinity(0)),
+        "scene": str(demo.assets()[spec.scene]),
+        "width": spec.resolution[0],
+        "height": spec.resolution[1],
+        "fov": camera.fov,
+        "samples": spec.samples,
+        "exposure": spec.exposure,
+        "frames": frames,
+        "to": str(folder),
+    }
+    began = time.monotonic()
+    subprocess.run(
+        [sys.executable, "-c", LOOP, json.dumps(job)], check=True, env={**os.environ, **dict(proof.env)}
+    )
+    return time.monotonic() - began
+
+
+def by_the_farm(farm: FarmClient, spec: dict[str, Any], folder: Path) -> float:
+    """Seconds from submit to the last frame published; the frames are downloaded after the clock stops."""
+    assets = farm.upload(demo.assets())
+    began = time.monotonic()
+    job = farm.submit(name="overhead", kind="render", spec=spec, assets=assets)
+    while True:
+        found = farm.job(job.id)
+        if found.state == "done":
+            break
+        if found.state in ("failed", "cancelled") or time.monotonic() - began > DEADLINE_S:
+            raise TaskFailed(f"the job is {found.state}: {found.error}")
+        time.sleep(0.05)
+    took = time.monotonic() - began
+    for frame in farm.frames(job.id):
+        farm.download_frame(frame, "beauty.png", folder / f"{frame.number}.png")
+    return took
+
+
+def largest_difference(first: Path, second: Path, frames: FrameRange) -> int:
+    """Largest difference of one 8-bit value between two folders of frames."""
+    worst = 0
+    for number in frames:
+        a, b = (np.asarray(Image.open(folder / f"{number}.png")).astype(int) for folder in (first, second))
+        worst = max(worst, int(np.abs(a - b).max()))
+    return worst
+
+
+def main(frames: int = 48, samples: int = 12) -> int:
+    """Run the four measurements; 1 where the bound is missed."""
+    wanted = demo.spec(frames=f"1-{frames}") | {"samples": samples}
+    wanted.pop("film")
+    spec = Spec.model_validate(wanted)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folders = {part: folder / part for part in ("loop", "farm")}
+        for path in folders.values():
+            path.mkdir()
+        interrupts = Interrupts()
+        loops = [plain_loop(spec, folders["loop"])]
+        with interrupts, OwnFarm(folder / "own", interrupts) as own, FarmClient.of(own.credentials) as farm:
+            farms = [by_the_farm(farm, wanted, folders["farm"])]
+            # another seed: nothing that the first job left warm may help the second
+            farms.append(by_the_farm(farm, wanted | {"seed": 1000}, folder))
+        loops.append(plain_loop(spec, folders["loop"]))
+        difference = largest_difference(folders["loop"], folders["farm"], spec.frame_range())
+    overhead = sum(farms) / sum(loops) - 1.0
+    print(f"variant {choose(spec, 'cpu').variant}, {frames} frames of 320x180 at {samples} samples")
+    return judge(
+        [
+            Figure("plain loop, first run", loops[0], "s"),
+            Figure("farm, first job", farms[0], "s"),
+            Figure("farm, second job", farms[1], "s"),
+            Figure("plain loop, second run", loops[1], "s"),
+            Figure("overhead of the farm (farm / loop - 1)", overhead, "", BOUND),
+            Figure("largest difference of a pixel (8 bit)", float(difference), "", 0.0),
+        ]
+    )
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(*(int(argument) for argument in sys.argv[1:3])))
+    except FarmError as error:
+        sys.exit(error.message)
