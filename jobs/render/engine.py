@@ -259,15 +259,18 @@ class RenderEngine:
                 if error.message.endswith("SIGKILL"):
                     raise TaskFailed(f"{what}: {error.message} (perhaps out of memory)") from None
                 raise TaskFailed(f"{what}: {error.message}") from None
+            # a child that talks all the time is timed as well as a silent one
+            waiting = answer is None or answer["event"] == "progress"
+            if clock.spend() and waiting:
+                raise TimedOut(
+                    f"{what} took longer than {clock.limit:g} s; raise frame_timeout_s or lower samples"
+                )
+            if waiting and time.monotonic() - looked > _MEMORY_EVERY_S:
+                looked = time.monotonic()
+                self._watch_memory(held, what)
             if answer is None:
-                if clock.spend():
-                    raise TimedOut(
-                        f"{what} took longer than {clock.limit:g} s; raise frame_timeout_s or lower samples"
-                    )
-                if time.monotonic() - looked > _MEMORY_EVERY_S:
-                    looked = time.monotonic()
-                    self._watch_memory(held, what)
-            elif answer["event"] == "progress":
+                continue
+            if answer["event"] == "progress":
                 host.progress(share[0] + share[1] * float(answer["fraction"]), what)
             elif answer["event"] == "error":
                 held.asked -= 1
@@ -292,7 +295,7 @@ _ERRORS: Final[dict[str, type[TaskFailed]]] = {
     "permanent": PermanentFailure,
     "escaped": EscapedPath,
     "device": DeviceUnavailable,
-    "not_installed": DeviceUnavailable,
+    "not_installed": TaskFailed,
 }
 
 

@@ -116,6 +116,8 @@ def _classify(error: Exception, op: str) -> tuple[str, str]:
     ):
         if isinstance(error, cls):
             return kind, message
+    if isinstance(error, ModuleNotFoundError):
+        return "not_installed", f"{message} on this node: pip install 'stillframe[render]'"
     # what the renderer says against a scene while loading it will be said again at every retry
     return ("permanent" if op == "load" else "failed"), message
 

@@ -389,3 +389,21 @@ def test_the_child_never_imports_torch(host: LocalHost) -> None:
         assert "torch" not in maps
     finally:
         engine.close()
+
+
+def test_the_declared_group_can_be_frozen_and_let_go_again(host: LocalHost, confined: str) -> None:
+    engine = create()
+    try:
+        engine.run(first_task(host), host)
+        group, child = host.frozen_pids[0], child_of(host)
+        assert os.getpgid(child.pid) == group
+        os.killpg(group, signal.SIGSTOP)
+        deadline = time.monotonic() + 20
+        while child.status() != psutil.STATUS_STOPPED and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert child.status() == psutil.STATUS_STOPPED
+        os.killpg(group, signal.SIGCONT)
+        engine.run(first_task(host), host)
+        assert child.is_running()
+    finally:
+        engine.close()
