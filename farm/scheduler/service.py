@@ -17,14 +17,16 @@ from farm import gc, ledger
 from farm.broker.tickets import TicketQueue
 from farm.broker.wakes import Wakes
 from farm.db.connect import Database
+from farm.db.tables import tasks
 from farm.errors import Unavailable
 from farm.lifecycle.dispatch import Dispatch
 from farm.lifecycle.leases import return_unbegun
 from farm.scheduler.leader import Leadership, NotLeading
 from farm.scheduler.parking import ask_to_park, who_parks
 from farm.scheduler.reconciler import audit_counters, reconcile, report_differences
-from farm.scheduler.tick import MAX_TICKETS, TickState, anything_to_do, observe, tick
+from farm.scheduler.tick import MAX_TICKETS, REST_S, TickState, anything_to_do, observe, tick
 from farm.settings import Settings
+from farm.states import TaskState
 
 CHANNEL: Final = "scheduler"
 """What wakes the scheduler: submissions, finishes, slots that become ready, commands of people."""
@@ -33,7 +35,7 @@ _RECONCILE_S: Final = 1.0
 _AUDIT_S: Final = 60.0
 _HOUSEKEEPING_S: Final = 600.0
 _BACKOFF_S: Final = 0.1
-_BACKOFF_MAX_S: Final = 5.0
+_BACKOFF_MAX_S: Final = 2.0
 
 log = structlog.get_logger(__name__)
 
@@ -79,7 +81,12 @@ class Scheduler:
         while not stop.is_set():
             more = self._guarded_round(stop)
             if not more and not stop.is_set():
-                self._wakes.wait(CHANNEL, min(self._settings.scheduler_tick_s, _RECONCILE_S))
+                self._wakes.wait(CHANNEL, self._pause_s())
+
+    def _pause_s(self) -> float:
+        """How long to wait for a wake: shorter while a back-off may end, which wakes nobody."""
+        pause = min(self._settings.scheduler_tick_s, _RECONCILE_S)
+        return min(pause, REST_S) if self._state.resting else pause
 
     def close(self) -> None:
         """Give the lead up, if the database lets us, and close the connections."""
@@ -206,9 +213,14 @@ class Scheduler:
     def _take_back(self, unsent: list[Dispatch]) -> None:
         """Tickets that the broker did not take: their tasks are ready again at once, not after a timeout."""
         for dispatch in unsent:
-            held = [(entry.task_id, entry.epoch) for entry in dispatch.ticket.entries]
+            epochs = {entry.task_id: entry.epoch for entry in dispatch.ticket.entries}
             with self._db.write() as conn:
                 self._leadership.hold(conn)
+                # should a ticket have gone out after all, what its slot has claimed is left to it
+                unclaimed = conn.scalars(
+                    sa.select(tasks.c.id).where(tasks.c.id.in_(epochs), tasks.c.state == TaskState.DISPATCHED)
+                )
+                held = [(task_id, epochs[task_id]) for task_id in unclaimed]
                 return_unbegun(conn, dispatch.slot_id, held)
 
     # --- audit ---------------------------------------------------------------------------------------
@@ -217,17 +229,16 @@ class Scheduler:
         with self._db.read() as conn:
             counters, self._audit_after = audit_counters(conn, self._audit_after)
             budgets = ledger.check_budgets(conn)
-        new_counters = [each for each in counters if self._is_news(each.step_id, repr(each))]
-        new_budgets = [each for each in budgets if self._is_news(each.node_id + each.medium, repr(each))]
-        if new_counters or new_budgets:
-            log.error("an audit found differences", counters=new_counters, budgets=new_budgets)
+        found = {(each.step_id, repr(each)) for each in counters}
+        found |= {(each.node_id + each.medium, repr(each)) for each in budgets}
+        news = found - self._reported
+        if news:
+            counters = [each for each in counters if (each.step_id, repr(each)) in news]
+            budgets = [each for each in budgets if (each.node_id + each.medium, repr(each)) in news]
+            log.error("an audit found differences", counters=counters, budgets=budgets)
             with self._db.write() as conn:
                 self._leadership.hold(conn)
-                report_differences(conn, new_counters, new_budgets)
+                report_differences(conn, counters, budgets)
+            # only once it is committed: a leader that was replaced meanwhile has told nobody
+            self._reported |= news
             self._wakes.wake("events")
-
-    def _is_news(self, what: str, words: str) -> bool:
-        if (what, words) in self._reported:
-            return False
-        self._reported.add((what, words))
-        return True

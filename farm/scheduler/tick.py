@@ -40,7 +40,8 @@ MAX_TICKETS: Final = 64
 
 _STEPS_PER_PROJECT: Final = 64
 _ROUNDS: Final = 3
-_REST_S: Final = 0.5
+REST_S: Final = 0.2
+"""How long a step is left alone whose ready tasks all wait out a back-off."""
 
 
 @dataclass(slots=True)
@@ -71,6 +72,7 @@ def anything_to_do(conn: sa.Connection) -> bool:
 
 def observe(conn: sa.Connection, settings: Settings, state: TickState) -> None:
     """Measure shares where nothing is given out, so that idle time is charged to nobody. Only reads."""
+    state.resting.clear()
     if state.meter.holding:
         now: float = conn.scalars(sa.select(db_now())).one()
         state.meter.measure(now, read_busy_slots(conn, rules_of(settings)), state.meter.active, {})
@@ -83,10 +85,10 @@ def tick(conn: sa.Connection, settings: Settings, state: TickState | None = None
     now: float = conn.scalars(sa.select(db_now())).one()
     idle = read_idle_slots(conn)
     busy = read_busy_slots(conn, rules)
+    state.resting = {step: until for step, until in state.resting.items() if until > now}
     if not idle:
         state.meter.measure(now, busy, state.meter.active, {})
         return []
-    state.resting = {step: until for step, until in state.resting.items() if until > now}
     ready = read_ready_steps(conn, {pool for slot in idle for pool in slot.pools}, rules, state.resting)
     limits = read_projects(conn, {step.project_id for step in ready})
     waiting = {(step.pool, step.project_id) for step in ready}
@@ -111,7 +113,7 @@ def _give_out(conn: sa.Connection, situation: Situation, state: TickState) -> li
         for pick, task_ids in zip(picks, taken, strict=True):
             if not task_ids:
                 steps_empty.add(pick.step.id)
-                state.resting[pick.step.id] = situation.now + _REST_S
+                state.resting[pick.step.id] = situation.now + REST_S
                 continue
             given.append((pick, task_ids))
             slots_given.add(pick.slot_id)

@@ -195,12 +195,12 @@ def test_caps_hold_while_leaders_change_and_slots_finish(crowded: Database, sett
     for thread in threads:
         thread.start()
     deadline = time.monotonic() + 60
-    while (len(terms) < 4 or len(seen) < 30) and time.monotonic() < deadline and not errors:
+    while (len(terms) < 3 or len(seen) < 30) and time.monotonic() < deadline and not errors:
         time.sleep(0.05)
     stop.set()
     for thread in threads:
         thread.join()
     assert errors == []
-    assert len(terms) >= 4
+    assert len(terms) >= 3
     assert max(capped for capped, _ in seen) == 3
     assert max(total for _, total in seen) == 5

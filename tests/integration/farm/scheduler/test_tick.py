@@ -281,19 +281,21 @@ def big(db: Database) -> tuple[Database, str]:
 
 
 def test_tick_with_100_000_ready_is_bounded(big: tuple[Database, str], settings: Settings) -> None:
-    """Under 50 ms on a quiet machine (tests/benchmarks/tick.py); the bound here allows a slow, shared one."""
+    """Under 50 ms on a quiet machine (tests/benchmarks/tick.py); the bounds here allow a slow, shared one."""
     db, _ = big
-    times = []
+    times, used = [], []
     for _ in range(5):
-        began = time.perf_counter()
+        began, began_used = time.perf_counter(), time.process_time()
         assert len(run_tick(db, settings)) == 4
         times.append(time.perf_counter() - began)
+        used.append(time.process_time() - began_used)
         with db.write() as conn:
             conn.execute(
                 tasks.update().where(sa.text("state IN ('dispatched', 'running')")).values(state="done")
             )
             conn.execute(slots.update().values(state="idle"))
-    assert statistics.median(times) < 0.5
+    assert statistics.median(used) < 0.2
+    assert statistics.median(times) < 2.0
 
 
 def test_reads_of_a_tick_go_along_their_indexes(big: tuple[Database, str]) -> None:

@@ -287,7 +287,7 @@ def situations(draw: st.DrawFn) -> Situation:
 
 
 @given(situations())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_what_always_holds(situation: Situation) -> None:
     picks = choose(situation)
     slots = {slot.id: slot for slot in situation.slots}
@@ -320,7 +320,7 @@ def test_what_always_holds(situation: Situation) -> None:
 
 
 @given(situations())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_no_slot_idles_beside_work_that_it_could_do(situation: Situation) -> None:
     picks = choose(situation)
     busy_slots = {pick.slot_id for pick in picks}
@@ -350,7 +350,7 @@ def test_no_slot_idles_beside_work_that_it_could_do(situation: Situation) -> Non
 
 
 @given(situations(), st.randoms())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_order_of_the_input_does_not_count(situation: Situation, random: Any) -> None:
     slots, steps = list(situation.slots), list(situation.steps)
     random.shuffle(slots)
