@@ -17,6 +17,8 @@ from typing import Any
 LEAST_STEPS = 400
 """Steps at one load before its budget counts as learnt."""
 RESERVOIR = 8192
+GROWTH = 2.0
+"""Twice the requests make a step at most twice as long: how far a budget is stretched per load above."""
 _Z = 1.645
 
 
@@ -89,24 +91,31 @@ class LearntBaseline:
                 reservoir.add(value, self._chance)
 
     def at(self, running: float | None) -> Budget | None:
-        """The budget at this load; ``None`` while it is not learnt.
+        """The budget at this load; ``None`` while nothing is learnt.
 
-        At a load that is not learnt itself the next higher learnt one serves: its steps are longer, so that
-        the guard errs towards letting the farm run rather than towards a hold without a reason.
+        At a load that is not learnt itself the next higher learnt one serves, or else the highest below it,
+        stretched by :data:`GROWTH` for each doubling: the guard errs towards letting the farm run rather
+        than towards a hold without a reason, yet gross harm shows at any load.
         """
         wanted = load_class(running)
-        learnt = [load for load, seen in self._loads.items() if len(seen.values) >= LEAST_STEPS]
-        usable = sorted(load for load in learnt if load >= wanted)
-        if not usable:
+        learnt = sorted(load for load, seen in self._loads.items() if len(seen.values) >= LEAST_STEPS)
+        if not learnt:
             return None
-        load = usable[0]
+        load = next((load for load in learnt if load >= wanted), learnt[-1])
+        beyond = GROWTH ** max(0, wanted - load)
         values = self._loads[load].values
         count = len(values)
         middle = count * self.quantile
         upper = min(count - 1, math.ceil(middle + _Z * math.sqrt(middle * (1 - self.quantile))))
         estimate, bound = values[min(count - 1, int(middle))], values[upper]
         stretch = 1 + self.margin
-        return Budget(bound * stretch, (bound - estimate) * stretch, count, load)
+        budget = bound * stretch * beyond
+        return Budget(budget, budget - estimate * stretch, count, load)
+
+    def learnt(self, running: float | None) -> int:
+        """Steps kept at exactly this load."""
+        found = self._loads.get(load_class(running))
+        return len(found.values) if found else 0
 
     def to_json(self) -> dict[str, Any]:
         """All that was learnt, for the node's folder."""

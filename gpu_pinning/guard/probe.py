@@ -3,7 +3,9 @@
 Server histograms are too coarse for a quarter of a second (vLLM's first bucket ends at 10 ms). The probe is
 one request that streams a completion and is asked again when it ends; the gaps between its events are what
 a user of the server feels. It runs on the farm's cores and uses only the standard library: a socket, read by
-one thread, stamped as close to the kernel as Python gets.
+one thread. The kernel stamps what arrives (``SO_TIMESTAMPNS``), so that a reader that comes late, because it
+waits for a core or for the interpreter, does not make the neighbour look slow; over TLS, where the kernel's
+stamps cannot be had, the reader's clock serves.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import contextlib
 import json
 import socket
 import ssl
+import struct
 import threading
 import time
 from collections import deque
@@ -20,8 +23,11 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 _CONNECT_S = 5.0
+_STOP_WAIT_S = 0.1
 _SILENCE_S = 30.0
 _RETRY_S = (0.5, 1.0, 2.0, 5.0)
+_SO_TIMESTAMPNS = 35
+_STAMP = struct.Struct("qq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,24 +96,34 @@ class StreamProbe:
         self.options = options
         self.error: str | None = None
         """Why there is no stream at the moment; ``None`` while tokens arrive."""
+        self.refused = False
+        """Nobody listens at the address."""
+        self.token_at: float | None = None
+        """When the present stream's last token came (monotonic); ``None`` before its first."""
+        self.kernel_stamps = False
         self._gaps: deque[Gap] = deque(maxlen=100_000)
+        self.started_at = 0.0
         self._stop = threading.Event()
         self._socket: socket.socket | None = None
         self._thread = threading.Thread(target=self._run, name="neighbour-probe", daemon=True)
 
     def start(self) -> None:
         """Begin to stream."""
+        self.started_at = time.monotonic()
         self._thread.start()
 
     def stop(self) -> None:
-        """Close the stream; the server sees the client go and stops decoding for it."""
+        """Close the stream; the server sees the client go and stops decoding for it.
+
+        Does not wait for a thread that is just connecting: it ends by itself, and no token of it is read.
+        """
         self._stop.set()
         connection = self._socket
         if connection is not None:
             # it may have closed on its own in the meantime
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
-        self._thread.join(_CONNECT_S + 1)
+        self._thread.join(_STOP_WAIT_S)
 
     def take(self) -> list[Gap]:
         """The gaps that ended since the last call, in order."""
@@ -124,6 +140,7 @@ class StreamProbe:
                 failures = 0
             except (OSError, ValueError) as error:
                 self.error = f"{self.options.url}: {error}"
+                self.refused = isinstance(error, ConnectionRefusedError)
                 self._stop.wait(_RETRY_S[min(failures, len(_RETRY_S) - 1)])
                 failures += 1
 
@@ -140,19 +157,20 @@ class StreamProbe:
             )
             connection.settimeout(_SILENCE_S)
             self._socket = connection
+            self.kernel_stamps = not secure and _ask_for_stamps(plain)
             try:
                 connection.sendall(self.options.request())
                 self._read(connection)
             finally:
                 self._socket = None
+                self.token_at = None
 
     def _read(self, connection: socket.socket) -> None:
         buffer = b""
         head_read = False
         previous: float | None = None
         while not self._stop.is_set():
-            chunk = connection.recv(65536)
-            now = time.monotonic()
+            chunk, now, stamp = self._receive(connection)
             if not chunk:
                 if not head_read:
                     raise ValueError("the server closed the connection without an answer")
@@ -168,13 +186,39 @@ class StreamProbe:
                 head_read, buffer = True, rest
             # whole lines only; chunk sizes of the transfer encoding are lines too, and are no events
             *lines, buffer = buffer.split(b"\n")
-            for line in lines:
-                if not line.startswith(b"data:"):
-                    continue
-                if line.strip() == b"data: [DONE]":
-                    return
-                # the first token waits for the prompt: its gap is no decode step
-                if previous is not None:
-                    self._gaps.append(Gap(now, now - previous))
-                previous = now
-                self.error = None
+            events = [line.strip() for line in lines if line.startswith(b"data:")]
+            tokens = [event for event in events if event != b"data: [DONE]"]
+            if tokens:
+                # what came together has one stamp and is one step; the first token waited for the prompt
+                if previous is not None and stamp > previous:
+                    self._gaps.append(Gap(now, stamp - previous))
+                previous = stamp
+                self.token_at = now
+                self.error, self.refused = None, False
+            if len(tokens) < len(events):
+                return
+
+    def _receive(self, connection: socket.socket) -> tuple[bytes, float, float]:
+        """What came, when on the monotonic clock, and a stamp that is good for differences."""
+        if not self.kernel_stamps:
+            chunk = connection.recv(65536)
+            now = time.monotonic()
+            return chunk, now, now
+        chunk, notes, _, _ = connection.recvmsg(65536, 64)
+        now = time.monotonic()
+        for level, kind, data in notes:
+            if (level, kind) == (socket.SOL_SOCKET, _SO_TIMESTAMPNS) and len(data) == _STAMP.size:
+                seconds, nanoseconds = _STAMP.unpack(data)
+                stamp = seconds + nanoseconds / 1e9
+                # wall clock: its being set makes one odd gap, no more
+                return chunk, now, stamp
+        # a kernel that took the option and stamps nothing, or the end
+        return chunk, now, time.time()
+
+
+def _ask_for_stamps(connection: socket.socket) -> bool:
+    try:
+        connection.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+    except OSError:
+        return False
+    return True

@@ -207,7 +207,10 @@ def read_page(text: str, server: Server) -> Page:
         *names.running, *names.waiting, *names.kv_usage, *names.tokens, *names.token_seconds,
     }  # fmt: skip
     found = _Found()
-    for name, labels, value in _series(_unquoted(text).splitlines()):
+    # most lines of a page are none of ours: telling so by their first letters costs a tenth of reading them
+    wanted = (*plain, *histograms)
+    lines = [line for line in _unquoted(text).splitlines() if line.startswith(wanted)]
+    for name, labels, value in _series(lines):
         if name in plain:
             if name in names.kv_usage:
                 # a share: the fullest rank counts, not the sum

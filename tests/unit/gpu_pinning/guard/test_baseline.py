@@ -43,14 +43,18 @@ def test_too_few_steps_give_no_budget() -> None:
     assert baseline.at(1) is not None
 
 
-def test_a_load_that_is_not_learnt_takes_the_next_higher_one_and_never_a_lower_one() -> None:
+def test_a_load_that_is_not_learnt_takes_the_next_higher_one_or_stretches_the_highest() -> None:
     baseline = LearntBaseline(margin=0.0)
     baseline.learn([0.010] * 500, running=2)
     baseline.learn([0.020] * 500, running=16)
     for running, seconds in ((1, 0.010), (2, 0.010), (5, 0.020), (16, 0.020)):
         budget = baseline.at(running)
         assert budget is not None and budget.seconds == seconds
-    assert baseline.at(17) is None
+    beyond = baseline.at(17)
+    # one doubling above the highest learnt load: at most twice as long, and the stretch is all doubt
+    assert beyond is not None and beyond.seconds == pytest.approx(0.040)
+    assert beyond.uncertainty_s == pytest.approx(0.020) and beyond.load == 4
+    assert LearntBaseline().at(17) is None
 
 
 def test_the_reservoir_is_bounded_and_fair() -> None:
