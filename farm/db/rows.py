@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
 
 _POSTGRES_TYPES = {
     "text": "text", "int": "bigint", "float": "double precision", "bool": "boolean", "json": "jsonb",
@@ -35,20 +37,32 @@ def json_rows(
 
     ``columns`` maps names to ``text``, ``int``, ``float``, ``bool`` or ``json``; a missing key is NULL.
     """
+    table = _table(conn.dialect.name, name, tuple(columns.items()))
+    return table.bindparams(sa.bindparam(f"{name}_rows", dumps(list(rows)), sa.Text())).subquery(name)
+
+
+def json_table(dialect: str, name: str, columns: Mapping[str, str]) -> sa.Subquery:
+    """Like :func:`json_rows`, for a statement that is built once: the rows come when it is executed.
+
+    They are given as the parameter ``{name}_rows``, through :func:`dumps`. Building a statement of twenty
+    columns costs more than running it.
+    """
+    return _table(dialect, name, tuple(columns.items())).subquery(name)
+
+
+@lru_cache(maxsize=256)
+def _table(dialect: str, name: str, columns: tuple[tuple[str, str], ...]) -> sa.TextualSelect:
     parameter = f"{name}_rows"
-    if conn.dialect.name == "postgresql":
-        shape = ", ".join(f"{column} {_POSTGRES_TYPES[kind]}" for column, kind in columns.items())
+    if dialect == "postgresql":
+        shape = ", ".join(f"{column} {_POSTGRES_TYPES[kind]}" for column, kind in columns)
         text = f"SELECT * FROM jsonb_to_recordset(CAST(:{parameter} AS jsonb)) AS r({shape})"
     else:
-        reads = ", ".join(
-            f"{_SQLITE_READS[kind].format(column)} AS {column}" for column, kind in columns.items()
-        )
+        reads = ", ".join(f"{_SQLITE_READS[kind].format(column)} AS {column}" for column, kind in columns)
         text = f"SELECT {reads} FROM json_each(:{parameter})"
     return (
         sa.text(text)
-        .bindparams(sa.bindparam(parameter, dumps(list(rows)), sa.Text()))
-        .columns(*(sa.column(column, _SQL_TYPES[kind]) for column, kind in columns.items()))
-        .subquery(name)
+        .bindparams(sa.bindparam(parameter, type_=sa.Text()))
+        .columns(*(sa.column(column, _SQL_TYPES[kind]) for column, kind in columns))
     )
 
 
@@ -76,13 +90,13 @@ def lock(
 
 def insert_missing(conn: sa.Connection, table: sa.Table) -> Any:
     """An INSERT that leaves rows whose key is there already as they are (``ON CONFLICT DO NOTHING``)."""
-    if conn.dialect.name == "postgresql":
-        from sqlalchemy.dialects.postgresql import insert as postgresql_insert
+    return insert_missing_for(conn.dialect.name, table)
 
-        return postgresql_insert(table).on_conflict_do_nothing()
-    from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
-    return sqlite_insert(table).on_conflict_do_nothing()
+def insert_missing_for(dialect: str, table: sa.Table) -> Any:
+    """:func:`insert_missing` for a statement that is built once."""
+    insert: Any = postgresql.insert if dialect == "postgresql" else sqlite.insert
+    return insert(table).on_conflict_do_nothing()
 
 
 def clean_text(text: str) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
 
 from farm import events
 from farm.db.connect import db_now
-from farm.db.rows import clean_json, clean_text, json_rows
+from farm.db.rows import clean_json, clean_text, dumps, json_rows, json_table
 from farm.db.tables import artifacts, attempts, projects
 from farm.ids import new_id
 from farm.lifecycle.outcomes import Closing
@@ -32,14 +33,18 @@ def close_attempts(conn: sa.Connection, closings: Sequence[Closing]) -> set[str]
     """Write how attempts ended; those that were closed before stay as they are. Ids that were closed now."""
     if not closings:
         return set()
-    rows = json_rows(conn, "ended", {"id": "text", **_COLUMNS}, [_ended(*closing) for closing in closings])
-    return set(
-        conn.scalars(
-            attempts.update()
-            .values({name: rows.c[name] for name in _COLUMNS} | {"ended_at": db_now()})
-            .where(attempts.c.id == rows.c.id, attempts.c.ended_at.is_(None))
-            .returning(attempts.c.id)
-        )
+    ended = [_ended(*closing) for closing in closings]
+    return set(conn.scalars(_close_statement(conn.dialect.name), {"ended_rows": dumps(ended)}))
+
+
+@lru_cache
+def _close_statement(dialect: str) -> Any:
+    rows = json_table(dialect, "ended", {"id": "text", **_COLUMNS})
+    return (
+        attempts.update()
+        .values({name: rows.c[name] for name in _COLUMNS} | {"ended_at": db_now()})
+        .where(attempts.c.id == rows.c.id, attempts.c.ended_at.is_(None))
+        .returning(attempts.c.id)
     )
 
 

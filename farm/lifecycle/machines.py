@@ -32,7 +32,8 @@ def register_node(conn: sa.Connection, name: str, info: Mapping[str, Any], incar
     if known is None:
         node_id = new_id("node")
         made = conn.execute(
-            insert_missing(conn, nodes).values(
+            insert_missing(conn, nodes)
+            .values(
                 id=node_id,
                 name=name,
                 state="up",
@@ -41,8 +42,9 @@ def register_node(conn: sa.Connection, name: str, info: Mapping[str, Any], incar
                 started_at=db_now(),
                 seen_at=db_now(),
             )
-        )
-        if not made.rowcount:
+            .returning(nodes.c.id)
+        ).first()
+        if made is None:
             # another agent of that name registered at the same moment: the later one wins
             return register_node(conn, name, info, incarnation)
         state = "up"

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
 
 from farm import events
 from farm.db.connect import db_now
-from farm.db.rows import clean_json, insert_missing, json_rows
+from farm.db.rows import clean_json, dumps, insert_missing_for, json_rows, json_table
 from farm.db.tables import contents, frame_files, frames, steps
 from farm.lifecycle.counters import Moves, apply_to_jobs, apply_to_steps
 from farm.lifecycle.task_rows import TaskRow, read_tasks
@@ -45,17 +46,9 @@ def record_contents(conn: sa.Connection, items: Iterable[tuple[str, int]]) -> No
     sizes = dict(items)
     if not sizes:
         return
-    rows = json_rows(
-        conn,
-        "content",
-        {"sha256": "text", "bytes": "int"},
-        [{"sha256": sha256, "bytes": sizes[sha256]} for sha256 in sorted(sizes)],
-    )
-    selected = sa.select(rows.c.sha256, rows.c.bytes, db_now(), db_now()).order_by(rows.c.sha256)
-    names = ["sha256", "bytes", "created_at", "touched_at"]
-    # WHERE, because SQLite reads ON CONFLICT after a bare FROM as part of a join
-    insert = insert_missing(conn, contents).from_select(names, selected.where(sa.text("1 = 1")))
-    known = set(sizes) - set(conn.scalars(insert.returning(contents.c.sha256)))
+    rows = [{"sha256": sha256, "bytes": sizes[sha256]} for sha256 in sorted(sizes)]
+    made = conn.scalars(_contents_statement(conn.dialect.name), {"content_rows": dumps(rows)})
+    known = set(sizes) - set(made)
     if known:
         # a row that is there stays unlocked unless it is old: many slots publish the same black frame
         conn.execute(
@@ -63,6 +56,16 @@ def record_contents(conn: sa.Connection, items: Iterable[tuple[str, int]]) -> No
             .values(touched_at=db_now())
             .where(contents.c.sha256.in_(sorted(known)), contents.c.touched_at < db_now() - _TOUCH_EVERY_S)
         )
+
+
+@lru_cache
+def _contents_statement(dialect: str) -> Any:
+    rows = json_table(dialect, "content", {"sha256": "text", "bytes": "int"})
+    selected = sa.select(rows.c.sha256, rows.c.bytes, db_now(), db_now()).order_by(rows.c.sha256)
+    names = ["sha256", "bytes", "created_at", "touched_at"]
+    # WHERE, because SQLite reads ON CONFLICT after a bare FROM as part of a join
+    insert = insert_missing_for(dialect, contents).from_select(names, selected.where(sa.text("1 = 1")))
+    return insert.returning(contents.c.sha256)
 
 
 def put_frames(conn: sa.Connection, items: Sequence[tuple[TaskRow, str, FrameRecord]], moves: Moves) -> None:
@@ -74,40 +77,21 @@ def put_frames(conn: sa.Connection, items: Sequence[tuple[TaskRow, str, FrameRec
     declared = _declared(conn, step_id)
     items = [item for item in items if declared <= {file.output for file in item[2].files}]
     record_contents(conn, ((file.sha256, file.bytes) for _, _, frame in items for file in frame.files))
-    rows = json_rows(
-        conn,
-        "new",
+    rows = [
         {
-            "task_id": "text", "attempt_id": "text", "take": "int", "number": "int", "started_at": "float",
-            "duration_s": "float", "peak_vram": "int", "quality": "json",
-        },
-        [
-            {
-                "task_id": task.id,
-                "attempt_id": attempt_id,
-                "take": frame.take,
-                "number": frame.number,
-                "started_at": clean_json(frame.started_at),
-                "duration_s": clean_json(frame.duration_s),
-                "peak_vram": frame.peak_vram,
-                "quality": clean_json(frame.quality),
-            }
-            for task, attempt_id, frame in items
-        ],
-    )  # fmt: skip
-    written = {"attempt_id", "started_at", "duration_s", "peak_vram", "quality"}
-    published = conn.execute(
-        frames.update()
-        .values({name: rows.c[name] for name in written} | {"state": "published", "published_at": db_now()})
-        .where(
-            frames.c.step_id == step_id,
-            frames.c.take == rows.c.take,
-            frames.c.number == rows.c.number,
-            frames.c.task_id == rows.c.task_id,
-            frames.c.state == "pending",
-        )
-        .returning(frames.c.take, frames.c.number)
-    ).all()
+            "step_id": step_id,
+            "task_id": task.id,
+            "attempt_id": attempt_id,
+            "take": frame.take,
+            "number": frame.number,
+            "started_at": clean_json(frame.started_at),
+            "duration_s": clean_json(frame.duration_s),
+            "peak_vram": frame.peak_vram,
+            "quality": clean_json(frame.quality),
+        }
+        for task, attempt_id, frame in items
+    ]
+    published = conn.execute(_publish_statement(conn.dialect.name), {"new_rows": dumps(rows)}).all()
     fresh = {(take, number) for take, number in published}
     if not fresh:
         return
@@ -136,6 +120,22 @@ def put_frames(conn: sa.Connection, items: Sequence[tuple[TaskRow, str, FrameRec
             step_id=step_id,
             data={"take": take, "numbers": numbers},
         )
+
+
+@lru_cache
+def _publish_statement(dialect: str) -> Any:
+    written = {
+        "attempt_id": "text", "started_at": "float", "duration_s": "float", "peak_vram": "int",
+        "quality": "json",
+    }  # fmt: skip
+    keys = {"step_id": "text", "task_id": "text", "take": "int", "number": "int"}
+    rows = json_table(dialect, "new", keys | written)
+    return (
+        frames.update()
+        .values({name: rows.c[name] for name in written} | {"state": "published", "published_at": db_now()})
+        .where(*(frames.c[name] == rows.c[name] for name in keys), frames.c.state == "pending")
+        .returning(frames.c.take, frames.c.number)
+    )
 
 
 def make_current(conn: sa.Connection, step_id: str, take: int, numbers: Sequence[int]) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
 
 from farm.db.connect import db_now
-from farm.db.rows import json_rows, lock
+from farm.db.rows import dumps, json_table
 from farm.db.tables import jobs, steps, tasks
 from farm.lifecycle.counters import Moves
 from farm.states import Actor, TaskState, may_move
@@ -102,15 +103,9 @@ def read_tasks(
     ids = sorted(set(task_ids))
     if not ids:
         return {}
-    query = (
-        sa.select(*_READ)
-        .join(steps, steps.c.id == tasks.c.step_id)
-        .join(jobs, jobs.c.id == steps.c.job_id)
-        .where(tasks.c.id.in_(ids))
-        .order_by(tasks.c.id)
-    )
     found = {}
-    for values in conn.execute(lock(conn, query, of=tasks, skip_locked=skip_locked)).mappings():
+    statement = _read_statement(conn.dialect.name, skip_locked)
+    for values in conn.execute(statement, {"ids": ids}).mappings():
         task = TaskRow(**values)
         task.was_state, task.was_epoch = task.state, task.epoch
         found[task.id] = task
@@ -128,32 +123,43 @@ def write_tasks(conn: sa.Connection, actor: Actor, rows: Sequence[TaskRow], move
     for row in rows:
         if row.state != row.was_state and not may_move(TaskState(row.was_state), TaskState(row.state), actor):
             raise ValueError(f"{actor} may not move a task from {row.was_state} to {row.state}")
-    written = json_rows(
-        conn,
-        "new",
-        {"id": "text", "was_state": "text", "was_epoch": "int", **_WRITTEN},
-        [
-            {"id": row.id, "was_state": row.was_state, "was_epoch": row.was_epoch}
-            | {name: getattr(row, name) for name in _WRITTEN}
-            for row in rows
-        ],
-    )
-    statement = (
-        tasks.update()
-        .values({name: written.c[name] for name in _WRITTEN})
-        .where(
-            tasks.c.id == written.c.id,
-            tasks.c.state == written.c.was_state,
-            tasks.c.epoch == written.c.was_epoch,
-        )
-        .returning(tasks.c.id)
-    )
-    changed = set(conn.scalars(statement))
+    written = [
+        {"id": row.id, "was_state": row.was_state, "was_epoch": row.was_epoch}
+        | {name: getattr(row, name) for name in _WRITTEN}
+        for row in rows
+    ]
+    changed = set(conn.scalars(_write_statement(conn.dialect.name), {"new_rows": dumps(written)}))
     done = [row for row in rows if row.id in changed]
     for row in done:
         moves.move(row.step_id, row.was_state, row.state)
         row.was_state, row.was_epoch = row.state, row.epoch
     return done
+
+
+@lru_cache
+def _read_statement(dialect: str, skip_locked: bool) -> sa.Select[Any]:
+    query = (
+        sa.select(*_READ)
+        .join(steps, steps.c.id == tasks.c.step_id)
+        .join(jobs, jobs.c.id == steps.c.job_id)
+        .where(tasks.c.id.in_(sa.bindparam("ids", expanding=True)))
+        .order_by(tasks.c.id)
+    )
+    if dialect == "postgresql":
+        return query.with_for_update(key_share=True, skip_locked=skip_locked, of=tasks)
+    return query
+
+
+@lru_cache
+def _write_statement(dialect: str) -> Any:
+    columns = {"id": "text", "was_state": "text", "was_epoch": "int", **_WRITTEN}
+    new = json_table(dialect, "new", columns)
+    return (
+        tasks.update()
+        .values({name: new.c[name] for name in _WRITTEN})
+        .where(tasks.c.id == new.c.id, tasks.c.state == new.c.was_state, tasks.c.epoch == new.c.was_epoch)
+        .returning(tasks.c.id)
+    )
 
 
 def by_step(rows: Iterable[TaskRow]) -> dict[str, list[TaskRow]]:
