@@ -19,6 +19,7 @@ offset written by   meaning
 128    slot         number of declared child process groups (at most :data:`MAX_GROUPS`)
 136    slot         their ids
 392    slot         1 once the database knows that this process takes tickets
+400    slot         lowest and highest serial that it has claimed and not finished; 0 and 0: none
 512    slot         note: version (odd while it is being written), length in bytes, then UTF-8
 ====== ============ ====================================================================================
 
@@ -49,6 +50,7 @@ _COMMAND, _ORDER = 1, 2
 _BEAT, _SERIAL, _BEGAN, _PROGRESSED, _HELD, _FRACTION, _PID, _OBEYED = 8, 9, 10, 11, 12, 13, 14, 15
 _GROUP_COUNT, _GROUPS = 16, 17
 _READY = _GROUPS + MAX_GROUPS
+_FIRST, _LAST = _READY + 1, _READY + 2
 _NOTE = 512
 _NOTE_MAX = 480
 
@@ -118,6 +120,7 @@ class Reading:
     fraction: float
     pid: int
     ready: bool
+    claimed: tuple[int, int]
     obeyed: int
     groups: tuple[int, ...]
 
@@ -162,6 +165,7 @@ class AgentControl(_Mapped):
                 fraction=struct.unpack("d", words[_FRACTION].to_bytes(8, "little"))[0],
                 pid=words[_PID],
                 ready=bool(words[_READY]),
+                claimed=(words[_FIRST], words[_LAST]),
                 obeyed=words[_OBEYED],
                 groups=tuple(words[_GROUPS : _GROUPS + count]),
             )
@@ -188,6 +192,12 @@ class SlotControl(_Mapped):
     def ready(self) -> None:
         """The database knows that this process takes tickets."""
         self._words[_READY] = 1
+
+    def claimed(self, first: int, last: int) -> None:
+        """The attempts of the present ticket: leases are extended for these and no others."""
+        self._words[_FIRST] = 0
+        self._words[_LAST] = last
+        self._words[_FIRST] = first
 
     def beat(self) -> None:
         """Show that the process runs."""

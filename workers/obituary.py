@@ -19,7 +19,7 @@ from farm.settings import Settings
 from farm.states import AttemptState
 from workers.control import Command
 from workers.expansion import expand_after
-from workers.managed_slot import ANY_SERIAL, Death
+from workers.managed_slot import Death
 from workers.spool import read_unanswered
 
 log = structlog.get_logger(__name__)
@@ -38,7 +38,8 @@ def replay(db: Database, settings: Settings, spool: Path, slot_id: str) -> int:
             publish_frames(conn, group.task_id, group.epoch, group.attempt_id, group.frames)
     for report in owed.reports:
         with db.write() as conn:
-            finish_many(conn, [report], slot_id, expand_after, settings)
+            [verdict] = finish_many(conn, [report], slot_id, expand_after, settings)
+        log.info("replayed a report", task=report.task_id, state=report.state.value, verdict=verdict)
     spool.unlink(missing_ok=True)
     count = len(owed.frames) + len(owed.reports)
     if count:
@@ -51,15 +52,6 @@ def report_death(db: Database, settings: Settings, death: Death) -> None:
     replay(db, settings, death.spool, death.slot_id)
     with db.write() as conn:
         held = machines.slot_died(conn, death.slot_id, death.incarnation)
-        if death.serial == ANY_SERIAL:
-            lose(
-                conn,
-                [(task_id, epoch) for task_id, epoch, _ in held],
-                error="the node's agent ended while this task ran",
-                node_lost=True,
-                settings=settings,
-            )
-            return
         lost = [
             (task_id, epoch, serial) for task_id, epoch, serial in held if serial and serial == death.serial
         ]
@@ -75,6 +67,24 @@ def report_death(db: Database, settings: Settings, death: Death) -> None:
         log.warning(
             "a slot died", slot=death.slot_id, note=death.note, lost=[x[0] for x in lost], returned=len(rest)
         )
+
+
+def lose_all(conn: sa.Connection, settings: Settings, slots: dict[str, tuple[str, str | None]]) -> list[str]:
+    """Slots that were left by an agent that nobody saw end: what they ran is lost with their node.
+
+    ``slots`` maps slot ids to state and incarnation. Ids of the tasks that were taken back.
+    """
+    held: list[tuple[str, int]] = []
+    for slot_id in sorted(slots):
+        held += [(task, epoch) for task, epoch, _ in machines.slot_died(conn, slot_id, slots[slot_id][1])]
+    return lose(
+        conn,
+        held,
+        error="the node's agent ended while this task ran",
+        error_type="node-lost",
+        node_lost=True,
+        settings=settings,
+    )
 
 
 def _report_of(conn: sa.Connection, task_id: str, epoch: int, serial: int, death: Death) -> AttemptReport:

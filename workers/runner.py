@@ -78,6 +78,8 @@ class Runner:
         try:
             self._run_ticket(data)
         finally:
+            # whatever went wrong: what is not finished now is nobody's, and its lease may end
+            self._bench.control.claimed(0, 0)
             self.busy = False
 
     def _run_ticket(self, data: dict[str, Any]) -> None:
@@ -97,6 +99,8 @@ class Runner:
         if not claimed:
             self._ready_again()
             return
+        serials = [task.serial for task in claimed]
+        self._bench.control.claimed(min(serials), max(serials))
         self._run_claimed(deque(claimed))
         self._bench.wake("scheduler")
         self._bench.wake("events")

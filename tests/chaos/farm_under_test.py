@@ -34,14 +34,15 @@ _AGENT = "import sys; from workers.agent import run_agent; from farm.settings im
     "sys.exit(run_agent(settings()))"  # fmt: skip
 
 
-def until(condition: Callable[[], Any], what: str, seconds: float = DEADLINE_S) -> Any:
+def until(condition: Callable[[], Any], what: str | Callable[[], str], seconds: float = DEADLINE_S) -> Any:
     """Wait until the condition gives something true, and give that; fails with ``what`` after the time."""
     deadline = time.monotonic() + seconds
     while True:
         found = condition()
         if found:
             return found
-        assert time.monotonic() < deadline, f"waited {seconds} s in vain: {what}"
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {seconds} s in vain: {what if isinstance(what, str) else what()}")
         time.sleep(0.02)
 
 
@@ -80,6 +81,7 @@ class FarmUnderTest:
         try:
             if error[0] is not None and self.output.exists():
                 print(self.output.read_text(errors="replace")[-20_000:])
+                self.print_rows()
                 self.print_slot_logs()
         finally:
             self.close()
@@ -99,10 +101,12 @@ class FarmUnderTest:
     def start_agent(self, name: str, slots: int | None = None, **settings: Any) -> None:
         config = self.settings.data / f"{name}.toml"
         count = slots or self.slots
-        lines = [f'name = "{name}"']
+        # every slot on all cores: a test farm has more slots than a small machine has cores
+        lines = [f'name = "{name}"', "[placement]", "share_cores = true"]
+        cores = len(os.sched_getaffinity(0))
         pools = ", ".join(f'"{pool}"' for pool in self.pools)
         for number in range(count):
-            lines.append(f'[[slots]]\nname = "s{number}"\npools = [{pools}]\nthreads = 1')
+            lines.append(f'[[slots]]\nname = "s{number}"\npools = [{pools}]\ncores = {cores}\nthreads = 1')
         config.write_text("\n".join(lines) + "\n")
         extra = {f"FARM_{key.upper()}": str(value) for key, value in settings.items()}
         self.agents[name] = self._process(_AGENT, FARM_CONFIG=str(config), **extra)
@@ -141,7 +145,9 @@ class FarmUnderTest:
     def expect_no_stray(self) -> None:
         """Only scheduler, agents, and per slot its keeper and itself are there."""
         expected = (self.scheduler is not None) + len(self.agents) + 2 * self.slots * len(self.agents)
-        until(lambda: len(self.processes()) == expected, f"{expected} processes: {self.processes()}", 20)
+        until(
+            lambda: len(self.processes()) == expected, lambda: f"{expected} processes: {self.processes()}", 20
+        )
 
     def close(self) -> None:
         """End everything; fails when a process stays."""
@@ -153,7 +159,7 @@ class FarmUnderTest:
             if self.scheduler is not None:
                 self.scheduler.terminate()
                 self.scheduler.wait(20)
-            until(lambda: not self.processes(), f"no process is left: {self.processes()}", 10)
+            until(lambda: not self.processes(), lambda: f"no process is left: {self.processes()}", 10)
         finally:
             for pid in self.processes():
                 os.kill(pid, signal.SIGKILL)
@@ -172,6 +178,13 @@ class FarmUnderTest:
                 [sys.executable, "-c", code], env=environment, stdout=output, stderr=output, cwd=ROOT
             )
 
+    def print_rows(self) -> None:
+        """Tasks, attempts and slots, for a failed test's report."""
+        with self.db.read() as conn:
+            for table in (t.tasks, t.attempts, t.slots):
+                for row in conn.execute(sa.select(table)).mappings():
+                    print(table.name, {name: value for name, value in row.items() if value not in (None, {})})
+
     def print_slot_logs(self) -> None:
         """What the slots printed, for a failed test's report."""
         for path in sorted(self.settings.run_dir.glob("nodes/*/output/*.log")):
@@ -189,7 +202,7 @@ class FarmUnderTest:
     def wait_slots(self, count: int, state: str = "idle", node: str | None = None) -> None:
         until(
             lambda: sum(row.state == state for row in self.slot_rows(node)) >= count,
-            f"{count} slots are {state}: {[(row.name, row.state) for row in self.slot_rows(node)]}",
+            lambda: f"{count} slots are {state}: {[(row.name, row.state) for row in self.slot_rows(node)]}",
         )
 
     def slot_pid(self, task_id: str) -> int:
@@ -256,7 +269,7 @@ class FarmUnderTest:
     def wait_job(self, job_id: str, state: str = "done", seconds: float = DEADLINE_S) -> None:
         until(
             lambda: self.job(job_id).state == state,
-            f"job is {state}: {[(x.state, x.error) for x in self.tasks(job_id)][:5]}",
+            lambda: f"job is {state}: {[(x.state, x.error) for x in self.tasks(job_id)][:5]}",
             seconds,
         )
 

@@ -140,7 +140,7 @@ def test_reports_of_a_slot_killed_while_the_database_is_away_are_replayed_once(
 ) -> None:
     with FarmUnderTest(on_postgres) as farm:
         job = farm.submit(
-            {"tasks": 3, "frames": 1, "do": {"frame_s": 0.4}, "max_retries": 0, "seconds": 0.01}
+            {"tasks": 3, "frames": 1, "do": {"frame_s": 0.4}, "max_retries": 1, "seconds": 0.01}
         )
         first, second, _ = farm.tasks(job)
         farm.wait_said(first.id, "begin")

@@ -8,7 +8,17 @@ from workers.control import Reading
 from workers.limits import Limits
 
 BEGUN = Reading(
-    beat=1, serial=7, began_at=100.0, progressed_at=100.0, held_s=0.0, fraction=0, pid=1, ready=True, obeyed=0, groups=()
+    beat=1,
+    serial=7,
+    began_at=100.0,
+    progressed_at=100.0,
+    held_s=0.0,
+    fraction=0,
+    pid=1,
+    ready=True,
+    claimed=(7, 7),
+    obeyed=0,
+    groups=(),
 )
 
 
