@@ -15,7 +15,7 @@ from api.cli.running.lock import read_note
 from farm.client import Credentials, FarmClient
 from farm.client.credentials import read_key_file
 
-DEADLINE_S = 120.0
+DEADLINE_S = 300.0
 SHORT = {
     "FARM_PARK_GRACE_S": "3",
     "FARM_CANCEL_GRACE_S": "2",

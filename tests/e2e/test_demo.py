@@ -9,8 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from api.cli.running.children import farm_command
-from tests.e2e.farms import environment, processes_of, until
+from tests.e2e.farms import DEADLINE_S, environment, processes_of, until
+
+pytestmark = pytest.mark.timeout(900)
 
 # the demo as it is, with a film small enough for a test
 SMALL = """
@@ -37,14 +41,14 @@ def test_without_a_terminal_it_prints_the_film_last_and_leaves_nothing(tmp_path:
     words = [sys.executable, "-c", SMALL, "demo", "--only", "render", "--output", str(out)]
     for _ in range(2):
         done = subprocess.run(
-            words, env=demo_environment(tmp_path), capture_output=True, text=True, timeout=170, check=False
+            words, env=demo_environment(tmp_path), capture_output=True, text=True, timeout=600, check=False
         )
         assert done.returncode == 0, done.stderr
         assert done.stdout.splitlines()[-1] == str(out / "turntable.mp4")
         assert "\x1b" not in done.stdout + done.stderr
         assert "2/2 frames" in done.stderr
         assert [path.name for path in out.iterdir()] == ["turntable.mp4"]
-        until(lambda: processes_of(tmp_path) == {}, 10)
+        until(lambda: processes_of(tmp_path) == {}, 60)
     assert not (tmp_path / "config" / "stillframe" / "key.json").exists()
 
 
@@ -63,10 +67,10 @@ def test_stopped_early_or_in_the_middle_it_leaves_nothing(tmp_path: Path) -> Non
         try:
             until(lambda said=said: said in errors.read_text())  # type: ignore[misc]
             process.send_signal(signal.SIGINT)
-            assert process.wait(90) == 130, errors.read_text()
+            assert process.wait(DEADLINE_S) == 130, errors.read_text()
         finally:
             process.kill()
-        until(lambda: processes_of(tmp_path) == {}, 10)
+        until(lambda: processes_of(tmp_path) == {}, 60)
 
 
 def test_in_a_terminal_it_serves_the_dashboard_until_it_is_stopped(tmp_path: Path) -> None:
@@ -99,9 +103,9 @@ def test_in_a_terminal_it_serves_the_dashboard_until_it_is_stopped(tmp_path: Pat
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
         until(lambda: has(b"\0never\0") or process.poll() is not None)
-        assert process.wait(90) == 0
+        assert process.wait(DEADLINE_S) == 0
     finally:
         os.close(ours)
         if process.poll() is None:
             process.kill()
-    until(lambda: processes_of(tmp_path) == {}, 10)
+    until(lambda: processes_of(tmp_path) == {}, 60)

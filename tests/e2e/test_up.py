@@ -14,6 +14,8 @@ import pytest
 from api.cli.running.children import farm_command
 from tests.e2e.farms import SCENE, Up, environment, processes_of, until
 
+pytestmark = pytest.mark.timeout(900)
+
 
 def command(folder: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -21,7 +23,7 @@ def command(folder: Path, *words: str, **more: str) -> subprocess.CompletedProce
         env=environment(folder, more),
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=600,
         check=False,
     )
 
@@ -78,7 +80,7 @@ def test_a_farm_comes_up_renders_and_leaves_nothing_running(tmp_path: Path) -> N
     finally:
         code = up.stop(signal.SIGINT)
     assert code == 0
-    until(lambda: processes_of(tmp_path) == {}, 10)
+    until(lambda: processes_of(tmp_path) == {}, 60)
 
 
 def test_a_second_start_keeps_its_jobs_and_its_key(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from farm.client.credentials import Credentials, forget, stored_for
 from farm.errors import Conflict, InvalidInput, Unavailable
 from farm.settings import Settings
 
-READY_S = 120.0
+READY_S = 240.0
 STOP_S = 60.0
 # the demo's farm shares nothing with a farm that the environment describes
 _NOT_INHERITED = ("FARM_DATABASE_URL", "FARM_BROKER_URL", "FARM_STORE_URL", "FARM_DATA", "FARM_LISTEN")

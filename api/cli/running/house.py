@@ -20,7 +20,7 @@ from farm.db.tables import slots
 from farm.errors import Unavailable
 from farm.settings import Settings
 
-READY_S = 60.0
+READY_S = 180.0
 LOOK_S = 0.1
 FATAL_DEATHS = 3
 SERVING = ("idle", "busy", "held")
