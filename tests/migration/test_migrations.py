@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ from farm.db.connect import Database
 from farm.db.tables import metadata
 from farm.errors import Conflict
 from tests.conftest import DATABASES
+from tests.integration.farm.world import World, step
 
 
 @pytest.fixture(params=DATABASES)
@@ -105,3 +108,55 @@ def test_a_database_that_was_not_migrated_is_refused_with_the_way_out(empty_url:
         migrate.require_current(empty_url)
     migrate.upgrade(empty_url)
     migrate.require_current(empty_url)
+
+
+def test_migrating_with_data_keeps_it_up_and_removes_it_down(empty_url: str) -> None:
+    """Every table with foreign keys in both directions is full when it is migrated."""
+    migrate.upgrade(empty_url)
+    database = Database(empty_url)
+    world = World(database).build()
+    job_id = world.job(step(frames="1-2"), step("encode", None, after=[("render", "whole")]))
+    world.job(step(frames="1"), after=[job_id])
+    for task_id in world.tasks(job_id):
+        world.run(task_id)
+    migrate.upgrade(empty_url)
+    assert world.state(job_id) == "done"
+    world.check()
+    database.dispose()
+    migrate.downgrade(empty_url)
+    assert _tables(empty_url) == set()
+    migrate.upgrade(empty_url)
+    database = Database(empty_url)
+    with database.read() as conn:
+        assert all(
+            conn.scalar(sa.select(sa.func.count()).select_from(table)) == 0
+            for table in metadata.tables.values()
+        )
+    database.dispose()
+
+
+def test_a_failed_migration_leaves_the_schema_as_it_was(
+    empty_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*args: object, **more: object) -> None:
+        raise RuntimeError("half-way")
+
+    monkeypatch.setattr("alembic.op.create_index", stop)
+    with pytest.raises(RuntimeError, match="half-way"):
+        migrate.upgrade(empty_url)
+    monkeypatch.undo()
+    assert _tables(empty_url) == set()
+    migrate.upgrade(empty_url)
+    assert _tables(empty_url) == set(metadata.tables)
+
+
+def test_two_that_migrate_at_once_both_find_it_done(empty_url: str) -> None:
+    # Alembic keeps its environment in module state, so two threads cannot run it: two processes can
+    programs = [
+        subprocess.Popen(
+            [sys.executable, "-c", f"from farm.db import migrate; migrate.upgrade({empty_url!r})"]
+        )
+        for _ in range(2)
+    ]
+    assert [program.wait(timeout=150) for program in programs] == [0, 0]
+    assert migrate.current(empty_url) == migrate.head()
