@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Final
 
 import av
@@ -12,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from farm.errors import TaskFailed
+from jobs.encode.calm import calm
 from jobs.encode.spec import FilmSettings
 from jobs.encode.ten_bit import yuv420p10
 
@@ -98,17 +100,22 @@ class FilmWriter:
         context.color_primaries = context.color_trc = context.colorspace = _BT709
         context.color_range = av.video.reformatter.ColorRange.MPEG
         self._stream = stream
+        self._calm = calm()
 
     def __enter__(self) -> FilmWriter:
+        self._calm.__enter__()
         return self
 
-    def __exit__(self, kind: object, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         try:
             if kind is None:
                 for packet in self._stream.encode(None):
                     self._output.mux(packet)
         finally:
             self._output.close()
+            self._calm.__exit__(kind, error, trace)
 
     def add(self, picture: npt.NDArray[Any]) -> None:
         """Append one frame: (height, width, 3), uint8 or uint16, sRGB-encoded."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from fractions import Fraction
 from pathlib import Path
 
@@ -13,6 +14,7 @@ pytest.importorskip("av", reason="needs stillframe[render]")
 import av
 
 from farm.errors import TaskFailed
+from jobs.encode.calm import real_time_threads
 from jobs.encode.film import FilmFacts, FilmWriter, read_back, verify
 from jobs.encode.spec import FilmSettings
 
@@ -135,6 +137,18 @@ def test_the_same_frames_make_the_same_bytes(tmp_path: Path) -> None:
     for name in ("a", "b"):
         film(tmp_path / f"{name}.mp4", 9, bars())
     assert (tmp_path / "a.mp4").read_bytes() == (tmp_path / "b.mp4").read_bytes()
+
+
+@pytest.mark.parametrize(("container", "codec"), [("mp4", "h264"), ("webm", "vp9"), ("webm", "av1")])
+def test_no_encoder_makes_itself_or_its_process_real_time(tmp_path: Path, container: str, codec: str) -> None:
+    settings = FilmSettings.model_validate({"formats": [container], "codec": codec})
+    policy = os.sched_getscheduler(0)
+    with FilmWriter(tmp_path / f"a.{container}", container, settings, (96, 64), threads=2) as writer:
+        for _ in range(5):
+            writer.add(bars())
+        assert real_time_threads() == set()
+    assert real_time_threads() == set()
+    assert os.sched_getscheduler(0) == policy
 
 
 def test_facts_are_json() -> None:
