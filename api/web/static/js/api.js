@@ -77,6 +77,8 @@ async function raw(method, path, { query, body, version }) {
   const problem = new Problem(response.status, await response.json().catch(() => ({})));
   if (response.status === 401 && document.body.dataset.page !== "signin") {
     location.assign(`/signin?next=${encodeURIComponent(location.pathname + location.search)}`);
+    // the page is being left: nobody needs an answer any more
+    return new Promise(() => {});
   }
   throw problem;
 }
