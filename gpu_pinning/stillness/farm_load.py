@@ -1,0 +1,194 @@
+"""Farm work as the bench runs it, a stamp a unit: ``python -m gpu_pinning.stillness.farm_load POOL STAMPS``.
+
+What is installed is what runs: ``encode`` is x264 through PyAV, ``render`` Mitsuba; where they are missing
+zlib and numpy stand in for them, which every report says. ``video`` is a DiT-shaped denoise loop in torch
+with its frames copied to the host. A unit is a frame, a rendered picture or a denoise step. Threads come from
+``OMP_NUM_THREADS``, as the plan sets it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gpu_pinning.stillness.stamps import StampWriter
+
+POOLS = ("encode", "render", "video")
+_WIDTH, _HEIGHT = 832, 480
+
+
+def kind_of(pool: str) -> str:
+    """What stands for the pool on this machine, in words."""
+    if pool == "encode":
+        return "x264 through PyAV" if _has("av") else "zlib (stands in for PyAV, which is not installed)"
+    if pool == "render":
+        return "Mitsuba" if _has("mitsuba") else "numpy (stands in for Mitsuba, which is not installed)"
+    return "DiT-shaped denoise loop in torch, frames copied to the host"
+
+
+def _has(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
+def threads() -> int:
+    """Threads that the plan gives."""
+    return max(1, int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0))))
+
+
+def make_unit(pool: str) -> Callable[[], None]:
+    """A function that does one unit of the pool's work. Raises :class:`ValueError` for an unknown pool."""
+    if pool not in POOLS:
+        raise ValueError(f"pool is {pool!r}, but must be one of {', '.join(POOLS)}")
+    if pool == "encode":
+        return _encode_with_av() if _has("av") else _compress()
+    if pool == "render":
+        return _render_with_mitsuba() if _has("mitsuba") else _arithmetic()
+    return _denoise()
+
+
+def _frames() -> list[Any]:
+    import numpy as np
+
+    random = np.random.default_rng(1)
+    base = random.integers(0, 255, (_HEIGHT, _WIDTH, 3), dtype=np.uint8)
+    return [np.roll(base, 7 * n, axis=1) for n in range(8)]
+
+
+def _encode_with_av() -> Callable[[], None]:
+    import av
+
+    pictures = _frames()
+    count = 0
+    state: dict[str, Any] = {}
+
+    def unit() -> None:
+        nonlocal count
+        if count % 240 == 0:
+            if "container" in state:
+                for packet in state["stream"].encode():
+                    state["container"].mux(packet)
+                state["container"].close()
+            state["container"] = av.open(os.devnull, "w", format="mp4")
+            state["stream"] = stream = state["container"].add_stream("libx264", rate=24)
+            stream.width, stream.height, stream.pix_fmt = _WIDTH, _HEIGHT, "yuv420p"
+            stream.thread_count = threads()
+            stream.options = {"preset": "medium", "crf": "20"}
+        frame = av.VideoFrame.from_ndarray(pictures[count % len(pictures)], format="rgb24")
+        for packet in state["stream"].encode(frame):
+            state["container"].mux(packet)
+        count += 1
+
+    return unit
+
+
+def _compress() -> Callable[[], None]:
+    import zlib
+    from concurrent.futures import ThreadPoolExecutor
+
+    pictures = [picture.tobytes() for picture in _frames()]
+    workers = threads()
+    pool = ThreadPoolExecutor(workers)
+
+    def unit() -> None:
+        # zlib lets go of the interpreter, so that threads fill their cores
+        list(pool.map(lambda n: zlib.compress(pictures[n % len(pictures)], 6), range(workers)))
+
+    return unit
+
+
+def _render_with_mitsuba() -> Callable[[], None]:
+    import mitsuba as mi
+
+    # the variant that needs nothing else; drjit's pool is what its threads come from
+    mi.set_variant("scalar_rgb")
+    mi.set_log_level(mi.LogLevel.Error)
+    import drjit as dr
+
+    dr.set_thread_count(threads())
+    box: Any = mi.cornell_box
+    told = box()
+    told["sensor"]["film"]["width"] = told["sensor"]["film"]["height"] = 96
+    scene = mi.load_dict(told)
+    seed = 0
+
+    render: Any = mi.render
+
+    def unit() -> None:
+        nonlocal seed
+        seed += 1
+        render(scene, spp=8, seed=seed)
+
+    return unit
+
+
+def _arithmetic() -> Callable[[], None]:
+    from concurrent.futures import ThreadPoolExecutor
+
+    import numpy as np
+
+    workers = threads()
+    pool = ThreadPoolExecutor(workers)
+    fields = [np.random.default_rng(n).random((512, 512)).astype(np.float32) for n in range(workers)]
+
+    def shade(n: int) -> None:
+        field = fields[n]
+        for _ in range(20):
+            np.sin(field, out=field)
+            np.sqrt(np.abs(field), out=field)
+
+    def unit() -> None:
+        list(pool.map(shade, range(workers)))
+
+    return unit
+
+
+def _denoise() -> Callable[[], None]:
+    import torch
+    import torch.nn.functional as F
+
+    torch.manual_seed(2)
+    kind = {"device": "cuda", "dtype": torch.bfloat16}
+    tokens, width = 8192, 3072
+    weights = [torch.randn(4 * width, width, **kind).mul_(width**-0.5) for _ in range(4)]
+    back = [torch.randn(width, 4 * width, **kind).mul_((4 * width) ** -0.5) for _ in range(4)]
+    x = torch.randn(tokens, width, **kind)
+    host = torch.empty(tokens, width, dtype=torch.bfloat16).pin_memory()
+
+    def unit() -> None:
+        nonlocal x
+        with torch.inference_mode():
+            for up, down in zip(weights, back, strict=True):
+                mixed = x.view(1, tokens, 24, 128).transpose(1, 2)
+                mixed = (
+                    F.scaled_dot_product_attention(mixed, mixed, mixed).transpose(1, 2).reshape(tokens, width)
+                )
+                x = F.rms_norm(x + mixed + F.linear(F.gelu(F.linear(x, up)), down), (width,))
+            host.copy_(x, non_blocking=True)
+            torch.cuda.synchronize()
+
+    unit.result = lambda: hashlib.sha256(host.view(torch.uint8).numpy().tobytes()).hexdigest()  # type: ignore[attr-defined]
+    return unit
+
+
+def main(pool: str, stamps: str, units: int = 0) -> None:
+    """Work until killed, or for so many units and then print what came out; ends with its parent."""
+    parent = os.getppid()
+    unit = make_unit(pool)
+    unit()
+    writer = StampWriter(Path(stamps))
+    done = 0
+    while os.getppid() == parent and (not units or done < units):
+        unit()
+        writer.stamp()
+        done += 1
+    if units and hasattr(unit, "result"):
+        print(unit.result(), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]) if len(sys.argv) > 3 else 0)
