@@ -63,8 +63,11 @@ _KINDS: tuple[tuple[str, FindingKind], ...] = (
 )
 
 
-def audit_slot(fence: Fence, pid: int) -> tuple[Finding, ...]:
-    """Differences of a slot that runs as ``pid``: every thread, also those that libraries started later."""
+def audit_slot(fence: Fence, pid: int, everyone: list[procfs.Process] | None = None) -> tuple[Finding, ...]:
+    """Differences of a slot that runs as ``pid``: every thread, also those that libraries started later.
+
+    ``everyone`` is a fresh ``procfs.all_processes()``, for who audits many slots at once.
+    """
     slot = fence.slot
     state = procfs.process(pid)
     if state is None or state.state in "ZX":
@@ -89,16 +92,20 @@ def audit_slot(fence: Fence, pid: int) -> tuple[Finding, ...]:
                 detail=row.error,
             )
         )
-    return (*found, *_left_group(fence, pid))
+    return (*found, *_left_group(fence, pid, everyone))
 
 
-def _left_group(fence: Fence, pid: int) -> list[Finding]:
+def _left_group(fence: Fence, pid: int, everyone: list[procfs.Process] | None) -> list[Finding]:
     found = []
+    members = procfs.family(pid, everyone=everyone) if fence.group.folders else []
     for controller, folder in fence.group.folders.items():
         listed = fence.group.pids_of(folder)
-        missing = [member for member in procfs.family(pid) if member not in listed]
         # A process that ended between the two looks is no finding.
-        missing = [member for member in missing if procfs.process(member) is not None]
+        missing = [
+            member
+            for member in members
+            if member not in listed and (now := procfs.process(member)) is not None and now.state not in "ZX"
+        ]
         if missing:
             found.append(
                 Finding(
@@ -268,7 +275,7 @@ def await_free(
     mine = set(dead)
     began = time.monotonic()
     while True:
-        held = [text for uuid in slot.gpus for text in _holders(nvml, slot, uuid, total_bytes, mine)]
+        held = vram_holders(nvml, slot, total_bytes, mine)
         waited = time.monotonic() - began
         if not held:
             return waited
@@ -277,8 +284,22 @@ def await_free(
         time.sleep(0.02)
 
 
-def _holders(nvml: Nvml, slot: SlotPlan, uuid: str, total_bytes: int, mine: set[int]) -> list[str]:
-    shared = slot.kind in ("mig", "mps")
+def vram_holders(
+    nvml: Nvml, slot: SlotPlan, total_bytes: int, dead: Iterable[int], before: int | None = None
+) -> list[str]:
+    """Who holds video memory of a slot that does not run, a text each; empty where it is free.
+
+    ``before`` is what was in use when a GPU was given to the slot although it was in use: then only its own
+    ``dead`` processes and what goes beyond that count.
+    """
+    mine = set(dead)
+    return [text for uuid in slot.gpus for text in _holders(nvml, slot, uuid, total_bytes, mine, before)]
+
+
+def _holders(
+    nvml: Nvml, slot: SlotPlan, uuid: str, total_bytes: int, mine: set[int], before: int | None = None
+) -> list[str]:
+    shared = slot.kind in ("mig", "mps") or before is not None
     listed = [p for p in nvml.processes(uuid) or () if p.pid in mine or not shared]
     if listed:
         names = ", ".join(f"{p.kind} process {p.pid} {p.name}".rstrip() for p in listed)
@@ -288,7 +309,7 @@ def _holders(nvml: Nvml, slot: SlotPlan, uuid: str, total_bytes: int, mine: set[
     used = nvml.memory_used(slot.mig or uuid)
     if used is None:
         return [f"memory of {uuid} cannot be read: {nvml.health(uuid).cause or 'no answer'}"]
-    if used >= IDLE_SHARE * total_bytes:
+    if used - (before or 0) >= IDLE_SHARE * total_bytes:
         return [f"{used >> 20} MiB of {uuid} are held by no process that can be listed here"]
     return []
 

@@ -3,7 +3,7 @@ Pure."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 
 from gpu_pinning.machine import Topology
@@ -28,6 +28,8 @@ class CorePool:
         self.isolated = {core for core in self.usable if isolated & set(self.usable[core])}
         self.system = tuple(sorted(self.usable)[:reserved])
         self.free = set(self.usable) - set(self.system)
+        self.of_slots: Counter[int] = Counter()
+        """How many slots have been given each core."""
         # -1 stands for a node or cache that the machine does not tell.
         self._node = {core.id: -1 if core.node is None else core.node for core in machine.cores}
         self._llc = {core.id: -1 if core.llc is None else core.llc for core in machine.cores}

@@ -133,7 +133,9 @@ class Fence:
             bpf_devices.deny(folder, numbers)
         return []
 
-    def _write_spec(self, argv: list[str], spec_path: Path, report: Path) -> None:
+    def _write_spec(
+        self, argv: list[str], spec_path: Path, report: Path, *, parent: int | None = None
+    ) -> None:
         report.unlink(missing_ok=True)
         slot = self.slot
         namespace = {"mount-namespace": "mount", "user-namespace": "user"}.get(slot.fence.devices)
@@ -150,39 +152,48 @@ class Fence:
             "ionice": _IONICE.get(slot.ionice),
             "deny": [node.path for node in slot.deny],
             "namespace": namespace if slot.deny else None,
-            "parent": os.getpid(),
+            "parent": parent,
             "report": str(report),
             "lenient": lenient,
         }
         spec_path.write_text(json.dumps(spec), encoding="utf-8")
 
-    def command(self, argv: list[str]) -> list[str]:
+    def command(self, argv: list[str], *, die_with_us: bool = True) -> list[str]:
         """``argv`` behind the launcher. It dies with the thread that started it: start it from one that
-        stays."""
-        self._write_spec(argv, self._spec, self._report)
+        stays.
+
+        ``die_with_us=False``: somebody else starts it, who sees to its end.
+        """
+        self._write_spec(argv, self._spec, self._report, parent=os.getpid() if die_with_us else None)
         return self._launcher(self._spec)
 
     @staticmethod
     def _launcher(spec: Path) -> list[str]:
         return [sys.executable, "-I", "-S", str(device_fence.LAUNCHER), str(spec)]
 
+    def launched(self, pid: int) -> list[Setting] | None:
+        """What the launcher that became ``pid`` found of each of its steps; None while it has not said."""
+        text = files.read(self._report)
+        report = json.loads(text) if text else {}
+        if report.get("pid") != pid:
+            return None
+        return [
+            settled(
+                str(row["what"]),
+                json.dumps(row["wanted"]),
+                json.dumps(row["found"]),
+                weak=self._is_weak(str(row["what"])),
+                error=str(row["error"]),
+            )
+            for row in report["steps"]
+        ]
+
     def await_launch(self, pid: int, seconds: float = 20.0) -> list[Setting]:
         """What the launcher reports. Raises FenceError where it refuses or says nothing in time."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            text = files.read(self._report)
-            report = json.loads(text) if text else {}
-            if report.get("pid") == pid:
-                rows = [
-                    settled(
-                        str(row["what"]),
-                        json.dumps(row["wanted"]),
-                        json.dumps(row["found"]),
-                        weak=self._is_weak(str(row["what"])),
-                        error=str(row["error"]),
-                    )
-                    for row in report["steps"]
-                ]
+            rows = self.launched(pid)
+            if rows is not None:
                 bad = [
                     row for row in rows if not row.ok and row.what not in ("ionice", "devices", "namespace")
                 ]

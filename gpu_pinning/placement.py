@@ -161,6 +161,7 @@ def _slot(board: Board, wish: SlotWish, name: str) -> SlotPlan | Refusal:
 
 def _take(board: Board, slot: SlotPlan, wish: SlotWish, cores: set[int], nodes: tuple[int, ...]) -> None:
     board.cores.take(cores)
+    board.cores.of_slots.update(cores)
     if slot.mig:
         board.taken.add(slot.mig)
     elif slot.kind == "gpu":
@@ -196,6 +197,11 @@ def _slot_cores(board: Board, wish: SlotWish, name: str, gpus: list[Gpu]) -> set
         number = free  # a machine of one core still gets its CPU slot
     home = {gpu.node for gpu in gpus if gpu.node is not None}
     chosen = board.cores.choose(number, lambda core: board.price[core] + board.distance(core, home))
+    if chosen is None and board.wishes.placement.share_cores and free + len(board.cores.of_slots) > 0:
+        used = board.cores.of_slots
+        shared = sorted(board.cores.for_slots()) + sorted(used, key=lambda core: (used[core], core))
+        board.notes.append(f"slot {name} shares cores with other slots, as placement.share_cores allows")
+        return set(shared[:number])
     if chosen is None:
         return Refusal(
             wish=where,

@@ -47,13 +47,13 @@ def all_processes(proc: Path = PROC) -> list[Process]:
     return [p for name in files.names(proc) if name.isdigit() and (p := process(int(name), proc)) is not None]
 
 
-def family(pid: int, proc: Path = PROC) -> list[int]:
+def family(pid: int, proc: Path = PROC, everyone: list[Process] | None = None) -> list[int]:
     """A process, its descendants, and whoever else is in the session that it leads; the dead left out.
 
     A child that was given another parent is found by its session; one that left both is not, which is why a
-    cgroup is better.
+    cgroup is better. ``everyone`` saves a walk over /proc where it was walked just now.
     """
-    everyone = [p for p in all_processes(proc) if p.state not in "ZX"]
+    everyone = [p for p in (everyone or all_processes(proc)) if p.state not in "ZX"]
     found = {p.pid for p in everyone if p.pid == pid or p.session == pid}
     while True:
         more = {p.pid for p in everyone if p.parent in found} - found

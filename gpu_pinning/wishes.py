@@ -95,6 +95,9 @@ class PlacementWish(_Strict):
     """Slots that cannot reach this class beside every neighbour are refused."""
     move_interrupts: bool = True
     """Plan to move device interrupts off the cores of decode neighbours."""
+    share_cores: bool = False
+    """Slots that find no free core sit on the cores of other slots, never of neighbours: for small
+    machines."""
     device_fence: Literal["required", "try"] = "try"
     """``required`` refuses to start a slot whose device nodes cannot be fenced."""
 

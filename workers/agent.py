@@ -10,28 +10,26 @@ from __future__ import annotations
 
 import fcntl
 import os
-import platform
 import selectors
 import signal
 import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import structlog
 
 from farm.broker.wakes import Wakes
-from farm.errors import Conflict, InvalidInput
+from farm.errors import Conflict, InvalidInput, Unavailable
 from farm.ids import new_id
 from farm.settings import Settings
 from farm.settings import settings as read_settings
-from workers.cgroup import clear_leftovers
+from gpu_pinning import Fence, PinningError, prepare_delegation
 from workers.link import DatabaseLink
-from workers.managed_slot import ManagedSlot, NodeFolders, cgroup_prefix
+from workers.managed_slot import ManagedSlot, NodeFolders, Pulse
 from workers.node_config import NodeConfig, read_node_config
 from workers.orders import Circumstances, order
-from workers.placement import place
+from workers.placement import Seating, device_of, keep_plan, seat
 from workers.processes import become_subreaper, end_strays
 
 log = structlog.get_logger(__name__)
@@ -43,12 +41,14 @@ _WAKE_WAIT_S = 30.0
 class Agent:
     """One node's agent. :meth:`run` returns after SIGTERM or SIGINT, when no process is left."""
 
-    def __init__(self, settings: Settings, config: NodeConfig) -> None:
+    def __init__(self, settings: Settings, seating: Seating) -> None:
+        config = seating.config
         if not settings.broker_url:
             raise InvalidInput("FARM_BROKER_URL is empty: a node needs the farm's broker")
         self._settings = settings
         self._config = config
-        self._folders = NodeFolders.of(settings, config.name)
+        self._seating = seating
+        self._folders = NodeFolders.of(settings, config.name, config.wishes.paths)
         self._lock_fd = _lock_node(self._folders.lock, config.name)
         self._slots: dict[str, ManagedSlot] = {}
         self._selector = selectors.DefaultSelector()
@@ -61,12 +61,11 @@ class Agent:
         self._ended = threading.Event()
         self._link = DatabaseLink(
             settings,
-            config,
+            seating,
             self._folders,
-            _node_info(),
             new_id("node"),
             serials=self._serials,
-            beats=self._beats,
+            pulses=self._pulses,
             progress=self._progress,
             living=self._living,
             notify=self._notify,
@@ -110,12 +109,17 @@ class Agent:
             log.warning("ended processes whose keeper was killed", pids=strays)
 
     def _take_up(self, node_id: str, slots: dict[str, str]) -> None:
-        clear_leftovers(cgroup_prefix(node_id))
-        for config in self._config.slots:
-            slot_id = slots[config.name]
+        for planned in self._seating.plan.slots:
+            slot_id = slots[planned.name]
             self._slots[slot_id] = ManagedSlot(
-                slot_id, config.name, place(config), (node_id, self._config.name), self._folders
+                slot_id,
+                planned,
+                Fence.create(self._seating.machine, planned, self._folders.fence),
+                device_of(self._seating, planned),
+                (node_id, self._config.name),
+                self._folders,
             )
+        keep_plan(self._settings.data, self._seating.plan)
         self._wakes_thread = threading.Thread(
             target=self._run_wakes, args=(f"node.{node_id}",), name="wakes", daemon=True
         )
@@ -124,9 +128,7 @@ class Agent:
     def _look_at(self, slot: ManagedSlot, now: float) -> None:
         if slot.process is None:
             if slot.restart_at is not None and now >= slot.restart_at and self._stopping_at is None:
-                slot.start(self._settings)
-                assert slot.process is not None
-                self._selector.register(slot.process.pidfd, selectors.EVENT_READ, slot)
+                self._start(slot, now)
             return
         reading = slot.look(now)
         if reading is not None and reading.serial:
@@ -148,6 +150,17 @@ class Agent:
             slot.kill()
         elif self._stopping_at is not None and not slot.killed and now >= self._kill_all_at():
             slot.kill()
+
+    def _start(self, slot: ManagedSlot, now: float) -> None:
+        try:
+            slot.start(self._settings)
+        except (PinningError, OSError) as error:
+            log.error("a slot could not be started", slot=slot.name, error=str(error))
+            slot.restart_at = now + slot.failed_start()
+            self._link.set_slot_state(slot.slot_id, "dead", f"could not be started: {error}")
+            return
+        assert slot.process is not None
+        self._selector.register(slot.process.pidfd, selectors.EVENT_READ, slot)
 
     def _collect(self, slot: ManagedSlot) -> None:
         assert slot.process is not None
@@ -203,9 +216,10 @@ class Agent:
                 found[slot.slot_id] = serial
         return found
 
-    def _beats(self) -> dict[str, float]:
+    def _pulses(self) -> dict[str, Pulse]:
         now = time.monotonic()
-        return {slot.slot_id: slot.beat_age_s(now) for slot in list(self._slots.values())}
+        found = {slot.slot_id: slot.pulse(now) for slot in list(self._slots.values())}
+        return {slot_id: pulse for slot_id, pulse in found.items() if pulse is not None}
 
     def _living(self) -> dict[str, tuple[str, int]]:
         """``(incarnation, pid)`` of slots that have told the database that they are ready, and still run."""
@@ -263,7 +277,25 @@ def run_agent(settings: Settings, config: NodeConfig | None = None) -> int:
     names. Raises :class:`farm.errors.InvalidInput` for a bad ``farm.toml`` and
     :class:`farm.errors.Conflict` when another agent of the same node name runs with this data folder.
     """
-    return Agent(settings, config or read_node_config(settings.config)).run()
+    try:
+        if os.environ.get("SYSTEMD_EXEC_PID") == str(os.getpid()):
+            # only as the service itself: elsewhere the group is shared with others
+            prepare_delegation()
+        seating = seat(config or read_node_config(settings.config))
+    except PinningError as error:
+        raise Unavailable(f"this machine's slots cannot be planned: {error}") from error
+    tell_plan(seating)
+    return Agent(settings, seating).run()
+
+
+def tell_plan(seating: Seating) -> None:
+    """Log what the plan refuses and leaves alone, with what would change it."""
+    for refusal in seating.plan.refusals:
+        log.error("a wish was refused", wish=refusal.wish, reason=refusal.reason, fix=refusal.fix)
+    for used in seating.plan.in_use:
+        log.warning("a GPU is in use and left alone", gpu=used.pci, reason=used.reason, declare=used.toml)
+    for note in seating.plan.notes:
+        log.info("note on the plan", note=note)
 
 
 def _lock_node(path: Path, name: str) -> int:
@@ -277,17 +309,6 @@ def _lock_node(path: Path, name: str) -> int:
             "another name in farm.toml"
         ) from None
     return fd
-
-
-def _node_info() -> dict[str, Any]:
-    return {
-        "hostname": platform.node(),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "pid": os.getpid(),
-    }
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from farm.stores import Store
 from workers.control import SlotControl
 from workers.spool import Spool
 
-IDENTITY_VARIABLE = "STILLFRAME_SLOT"
+IDENTITY_VARIABLE = "STILLFRAME_IDENTITY"
 
 
 @dataclass(frozen=True, slots=True)

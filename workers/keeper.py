@@ -7,12 +7,16 @@ Run as a file by ``python -I -S`` with the standard library alone: it costs some
 
 - It is the *subreaper* of everything below: a grandchild whose parent ends, even one that left the session
   and cleared its environment, becomes a child of the keeper, never of init.
-- It starts the slot in a session of its own, with cgroup, affinity and nice value set before exec and
-  SIGKILL as parent-death signal.
+- It starts the slot in a session of its own with SIGKILL as parent-death signal. What it starts is first
+  the launcher of ``gpu_pinning``, which puts itself behind the slot's fence (cgroups, affinity, memory
+  policy, device files) and then becomes the slot: whatever descends from the slot is behind the fence too,
+  and the keeper is not.
 - When the slot ends, or on SIGTERM (which is also its own parent-death signal, so an agent's death comes to
   the same), it kills all that is below it, says how the slot ended on the status pipe, and ends.
 - SIGUSR1 is passed to the slot as SIGTERM. The agent signals the keeper alone, whose id cannot be taken by
   another process while the agent has not reaped it.
+- A *gentle* keeper (of an MPS slot, whose SIGKILL would take every client of that GPU down) never kills: it
+  asks what is below it to end, once a second, and waits for as long as that takes.
 
 Status pipe: ``pid N``, then ``exit CODE`` or ``signal NUMBER``, then ``left N`` if N processes could not be
 killed.
@@ -91,6 +95,7 @@ class Keeper:
     def __init__(self, order: dict[str, object]) -> None:
         self._order = order
         self._status_fd = int(str(order["status_fd"]))
+        self._gentle = bool(order.get("gentle"))
         self._slot = 0
         self._ended: str | None = None
 
@@ -114,7 +119,7 @@ class Keeper:
                 os.kill(self._slot, signal.SIGTERM)
             elif number == signal.SIGTERM:
                 break
-        left = self._kill_all()
+        left = self._ask_all() if self._gentle else self._kill_all()
         self._say(self._ended or f"signal {int(signal.SIGKILL)}")
         if left:
             self._say(f"left {left}")
@@ -123,19 +128,9 @@ class Keeper:
     def _become_slot(self) -> None:
         try:
             os.setsid()
-            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            prctl(PR_SET_PDEATHSIG, signal.SIGTERM if self._gentle else signal.SIGKILL)
             if os.getppid() == 1:
                 os._exit(1)
-            group = self._order.get("cgroup")
-            if group:
-                with open(f"{group}/cgroup.procs", "wb", buffering=0) as file:  # noqa: PTH123
-                    file.write(b"0")
-            cpus = self._order.get("cpus")
-            if isinstance(cpus, list) and cpus:
-                os.sched_setaffinity(0, cpus)
-            nice = self._order.get("nice")
-            if isinstance(nice, int) and nice:
-                os.nice(nice)
             os.close(self._status_fd)
             os.environ[KEEPER_VARIABLE] = str(os.getppid())
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
@@ -172,6 +167,21 @@ class Keeper:
             if not below or time.monotonic() > deadline:
                 return len(below)
             signal.sigtimedwait({signal.SIGCHLD}, 0.02)
+
+    def _ask_all(self) -> int:
+        """Ask everything below to end until nothing is left; a frozen process is let go first."""
+        while True:
+            for pid in descendants(os.getpid()):
+                for number in (signal.SIGTERM, signal.SIGCONT):
+                    try:
+                        os.kill(pid, number)
+                    except (ProcessLookupError, PermissionError):
+                        break
+            self._reap()
+            if not children(os.getpid()):
+                return 0
+            signal.sigtimedwait({signal.SIGCHLD}, 1.0)
+            self._reap()
 
     def _say(self, line: str) -> None:
         try:

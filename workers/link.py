@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
@@ -23,15 +24,12 @@ from farm.lifecycle import machines
 from farm.lifecycle.leases import extend
 from farm.settings import Settings
 from workers import repository
-from workers.managed_slot import Death, NodeFolders
-from workers.node_config import NodeConfig
-from workers.obituary import report_death
+from workers.managed_slot import Death, NodeFolders, Pulse
+from workers.obituary import lose_all, replay, report_death
 from workers.patience import is_passing
-from workers.placement import place
+from workers.placement import Seating, device_of, node_info
 
 log = structlog.get_logger(__name__)
-STALE = float("inf")
-"""Age of the last beat of a slot that has no process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,24 +58,22 @@ class DatabaseLink:
     def __init__(
         self,
         settings: Settings,
-        config: NodeConfig,
+        seating: Seating,
         folders: NodeFolders,
-        info: dict[str, Any],
         incarnation: str,
         serials: Callable[[], dict[str, int]],
-        beats: Callable[[], dict[str, float]],
+        pulses: Callable[[], dict[str, Pulse]],
         progress: Callable[[], dict[int, float]],
         living: Callable[[], dict[str, tuple[str, int]]],
         notify: Callable[[], None],
         wake: Callable[[str], object],
     ) -> None:
         self._settings = settings
-        self._config = config
+        self._seating = seating
         self._folders = folders
-        self._info = info
         self._incarnation = incarnation
         self._serials = serials
-        self._beats = beats
+        self._pulses = pulses
         self._progress = progress
         self._living = living
         self._notify = notify
@@ -241,17 +237,17 @@ class DatabaseLink:
     def _extend(self) -> None:
         assert self.registration is not None
         node_id = self.registration.node_id
-        ages = self._beats()
+        pulses = self._pulses()
         mine = [
             (task.task_id, task.epoch)
             for task in self.view.held.values()
-            if ages.get(task.slot_id, STALE) < self._settings.beat_stale_s
+            if task.slot_id in pulses and pulses[task.slot_id].holds(task.serial, self._settings.beat_stale_s)
         ]
         if mine:
             with self._db.write() as conn:
                 extend(conn, node_id, mine, self._settings.lease_s)
         with self._db.write() as conn:
-            machines.node_seen(conn, node_id, {slot: age for slot, age in ages.items() if age < STALE})
+            machines.node_seen(conn, node_id, {slot_id: pulse.age_s for slot_id, pulse in pulses.items()})
 
     def _report(self, death: Death) -> None:
         try:
@@ -264,35 +260,59 @@ class DatabaseLink:
             if death.spool.exists():
                 death.spool.rename(death.spool.with_suffix(".refused"))
 
+    def _replay_left(self, spool: Path) -> None:
+        slot_id = spool.name.split(".")[0]
+        try:
+            replay(self._db, self._settings, spool, slot_id)
+        except Exception as error:
+            if is_passing(error):
+                raise
+            log.exception("a spool could not be replayed", spool=spool.name)
+            spool.rename(spool.with_suffix(".refused"))
+
     def _register(self) -> Registration:
         settings = self._settings
-        budgets = {
-            "spool": settings.spool_budget,
-            "shm": settings.shm_budget,
-            "store": settings.store_budget,
-            "pinned": settings.pinned_budget,
-        } | dict(self._config.budgets)
-        with self._db.write() as conn:
-            node_id = machines.register_node(conn, self._config.name, self._info, self._incarnation)
-            known = repository.slot_states(conn, node_id)
-            slots = {
-                slot.name: machines.register_slot(conn, node_id, slot.name, slot.pools, place(slot).device)
-                for slot in self._config.slots
+        budgets = (
+            {
+                "spool": settings.spool_budget,
+                "shm": settings.shm_budget,
+                "store": settings.store_budget,
+                "pinned": settings.pinned_budget,
             }
+            | vram_budget(self._seating)
+            | self._seating.config.budgets
+        )
+        # an agent before us was killed: its slots are dead, but what they spooled still counts
+        for spool in sorted(self._folders.spool.glob("*.spool")):
+            self._replay_left(spool)
+        with self._db.write() as conn:
+            node_id = machines.register_node(
+                conn, self._seating.config.name, node_info(self._seating), self._incarnation
+            )
+            # in the same transaction, so that nobody sees this node alive with tasks that nobody runs
+            lose_all(conn, settings, repository.slot_states(conn, node_id))
+            slots = {
+                slot.name: machines.register_slot(
+                    conn, node_id, slot.name, slot.pools, device_of(self._seating, slot)
+                )
+                for slot in self._seating.plan.slots
+            }
+            machines.retire_slots(conn, node_id, keep=list(slots.values()))
             for medium, size in budgets.items():
                 ledger.set_budget(conn, node_id, medium, size)
-            machines.retire_slots(conn, node_id, keep=list(slots.values()))
-        folder = self._folders.spool
-        # an agent before us was killed: its slots are dead, their spools still count
-        for slot_id, (_, incarnation) in known.items():
-            if incarnation is not None:
-                spool = folder / f"{slot_id}.{incarnation}.spool"
-                self._report(Death.unseen(slot_id, incarnation, spool))
-        for spool in sorted(folder.glob("*.spool")):
-            slot_id, incarnation = spool.name.split(".")[:2]
-            self._report(Death.unseen(slot_id, incarnation, spool))
         self._wake("scheduler")
         return Registration(node_id, self._incarnation, slots)
+
+
+def vram_budget(seating: Seating) -> dict[str, int]:
+    """Video memory that the slots may reserve: that of their GPUs and MIG instances, each counted once."""
+    sizes: dict[str, int] = {}
+    for slot in seating.plan.slots:
+        if slot.mig:
+            sizes[slot.mig] = seating.memory_bytes(slot)
+        else:
+            sizes |= {uuid: seating.machine.gpu(uuid).memory_bytes for uuid in slot.gpus}
+    return {"vram": sum(sizes.values())} if sizes else {}
 
 
 def open_impatient(settings: Settings) -> Database:

@@ -10,18 +10,17 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from farm.ids import new_id
 from farm.settings import Settings
+from gpu_pinning import Fence, SlotPlan
+from gpu_pinning.wishes import Paths
 from workers.bench import SlotIdentity
-from workers.cgroup import Cgroup
 from workers.control import AgentControl, Command, Reading
 from workers.limits import Limits
-from workers.placement import Placement
 from workers.processes import ExitNote, SlotProcess
 
-ANY_SERIAL = -1
-"""Serial of a death that nobody saw: which attempt the slot was on is not known."""
 _OUTPUT_MAX = 5 * 2**20
 _BACKOFF_S = (0.0, 0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 _SETTLED_S = 30.0
@@ -36,14 +35,17 @@ class NodeFolders:
     spool: Path
     scratch: Path
     output: Path
+    fence: Path
     lock: Path
 
     @classmethod
-    def of(cls, settings: Settings, node_name: str) -> NodeFolders:
-        """Make them. Nodes that share a data folder do not share these."""
+    def of(cls, settings: Settings, node_name: str, paths: Paths) -> NodeFolders:
+        """Make them. Nodes that share a data folder do not share these. ``paths`` are those of farm.toml."""
         run = settings.run_dir / "nodes" / node_name
-        folders = cls(run, settings.data / "spool" / node_name, run / "scratch", run / "output", run / "lock")
-        for folder in (folders.control, folders.spool, folders.scratch, folders.output):
+        spool = Path(paths.spool) if paths.spool else settings.data / "spool"
+        scratch = Path(paths.work) / node_name / "scratch" if paths.work else run / "scratch"
+        folders = cls(run, spool / node_name, scratch, run / "output", run / "fence", run / "lock")
+        for folder in (folders.control, folders.spool, folders.scratch, folders.output, folders.fence):
             folder.mkdir(parents=True, exist_ok=True)
         return folders
 
@@ -62,21 +64,38 @@ class Death:
     """What the agent had asked of that attempt; ``RUN``: it died by itself."""
     reason: str = ""
 
-    @classmethod
-    def unseen(cls, slot_id: str, incarnation: str, spool: Path) -> Death:
-        """The death of a slot whose agent died before it or with it."""
-        return cls(slot_id, incarnation, spool, ANY_SERIAL, "ended with its agent", Command.RUN)
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """When a slot last beat (0 when we stopped it ourselves), and which attempts it has claimed."""
+
+    age_s: float
+    first: int
+    last: int
+
+    def holds(self, serial: int, stale_s: float) -> bool:
+        """Whether the lease of that attempt may be extended."""
+        return self.age_s < stale_s and 0 < self.first <= serial <= self.last
 
 
 class ManagedSlot:
     """A slot's process lives and what is known of the present one."""
 
     def __init__(
-        self, slot_id: str, name: str, placement: Placement, node: tuple[str, str], folders: NodeFolders
+        self,
+        slot_id: str,
+        seat: SlotPlan,
+        fence: Fence,
+        device: dict[str, Any],
+        node: tuple[str, str],
+        folders: NodeFolders,
     ) -> None:
         self.slot_id = slot_id
-        self.name = name
-        self.placement = placement
+        self.name = seat.name
+        self.seat = seat
+        self.fence = fence
+        self.device = device
+        self._fence_stands = False
         self.incarnation = ""
         self.process: SlotProcess | None = None
         self.control: AgentControl | None = None
@@ -96,8 +115,21 @@ class ManagedSlot:
 
     # --- life ----------------------------------------------------------------------------------------
 
+    def move(self, seat: SlotPlan, fence: Fence) -> None:
+        """Give a slot that does not run another seat. Raises :class:`gpu_pinning.FenceError`."""
+        assert self.process is None
+        self.fence.remove()
+        self.seat, self.fence, self._fence_stands = seat, fence, False
+
     def start(self, settings: Settings) -> None:
-        """Start a new process life; on the main thread."""
+        """Start a new process life; on the main thread.
+
+        Raises :class:`gpu_pinning.PinningError` where its fence cannot be put up.
+        """
+        if not self._fence_stands:
+            self.fence.clear()
+            self.fence.apply()
+            self._fence_stands = True
         self.incarnation = new_id("slot")
         control_path = self._folders.control / f"{self.name}.control"
         self.control = AgentControl.create(control_path)
@@ -113,18 +145,16 @@ class ManagedSlot:
             control=str(control_path),
             spool=str(self.spool_path()),
             scratch=str(scratch),
-            device=self.placement.device,
+            device=self.device,
         )
         output = self._folders.output / f"{self.name}.log"
         if output.exists() and output.stat().st_size > _OUTPUT_MAX:
             output.rename(output.with_suffix(".log.1"))
         self.process = SlotProcess(
             [sys.executable, "-m", "workers.slot"],
-            _environment(settings) | self.placement.environment | identity.to_environment(),
+            _environment(settings) | self.fence.environment() | identity.to_environment(),
             output,
-            cpus=self.placement.cpus,
-            nice=self.placement.nice,
-            cgroup=Cgroup.make(f"{cgroup_prefix(node_id)}{self.name}"),
+            fence=self.fence,
         )
         now = time.monotonic()
         self.limits = Limits()
@@ -160,6 +190,11 @@ class ManagedSlot:
             reason=self.asked_reason if asked_this else "",
         )
 
+    def failed_start(self) -> float:
+        """It could not even be started: count that, and say how long to wait before the next try."""
+        self._quick_deaths = max(2, self._quick_deaths + 1)
+        return self.back_off_s()
+
     def back_off_s(self) -> float:
         """How long to wait before the next start."""
         return _BACKOFF_S[min(self._quick_deaths, len(_BACKOFF_S) - 1)]
@@ -191,12 +226,12 @@ class ManagedSlot:
             # closed by the main thread in this moment
             return 0
 
-    def beat_age_s(self, now: float) -> float:
-        """Seconds since it last beat; 0 when we stopped it ourselves, infinite without a process."""
-        process = self.process
-        if process is None:
-            return float("inf")
-        return 0.0 if process.frozen else now - self.beat_moved_at
+    def pulse(self, now: float) -> Pulse | None:
+        """Its last beat and its claims; any thread may ask. ``None`` without a process."""
+        process, reading = self.process, self.reading
+        if process is None or reading is None:
+            return None
+        return Pulse(0.0 if process.frozen else now - self.beat_moved_at, *reading.claimed)
 
     def tell(self, command: Command, reason: str, grace_s: float | None, now: float) -> None:
         """Ask something of the attempt that the slot is on; kill it when it has not ended after the grace."""
@@ -240,11 +275,6 @@ class ManagedSlot:
         elif self._stopped_groups:
             _signal(self._stopped_groups, signal.SIGCONT)
             self._stopped_groups = ()
-
-
-def cgroup_prefix(node_id: str) -> str:
-    """Beginning of the names of a node's cgroups."""
-    return f"stillframe-{node_id[-12:]}-"
 
 
 def _told(note: ExitNote) -> str:

@@ -1,41 +1,162 @@
-"""Where a slot sits: its cores, nice value and the environment that must stand before exec.
-
-Today from ``farm.toml`` and defaults alone. ``gpu_pinning`` plans whole machines; once a node has a plan,
-this is the one place where its answer for a slot (cores, memory nodes, device, environment) enters.
-"""
+"""Where this node's slots sit: the machine, the plan for it, and what the database is told of each slot."""
 
 from __future__ import annotations
 
 import os
+import platform
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from workers.node_config import SlotConfig
+from gpu_pinning import Plan, SlotPlan, Topology, cpulist, discover_neighbours, make_plan, read_topology
+from gpu_pinning.group import Setting
+from workers.node_config import NodeConfig
 
-_THREAD_VARIABLES = (
-    "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS",
-)  # fmt: skip
+KEPT_PLAN = "plan.json"
+"""File in the data folder with the plan that an agent has applied; ``farm plan --diff`` reads it."""
+BUSY_PREFIX = "its GPU is in use: "
+"""How the reason of a hold begins that stands only while a stranger uses the slot's GPU."""
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
-    """What the keeper applies before exec, and what the slot is told of its device."""
+class Seating:
+    """A node's wishes, its machine as it was read, and the plan that follows from both."""
 
-    cpus: frozenset[int]
-    nice: int
-    environment: dict[str, str]
-    device: dict[str, Any]
+    config: NodeConfig
+    machine: Topology
+    plan: Plan
+
+    def slot(self, name: str) -> SlotPlan | None:
+        """A slot by name."""
+        return self.plan.by_name.get(name)
+
+    def memory_bytes(self, slot: SlotPlan) -> int:
+        """Video memory of a slot's GPU (the smallest of several) or MIG instance; 0: it has none."""
+        if slot.mig:
+            return next(m.memory_bytes for g in self.machine.gpus for m in g.mig if m.uuid == slot.mig)
+        return min((self.machine.gpu(uuid).memory_bytes for uuid in slot.gpus), default=0)
+
+    def in_use_before(self, slot: SlotPlan) -> int | None:
+        """Bytes in use on a GPU that the slot was given by name although it was in use; None: it was free."""
+        gpus = [self.machine.gpu(uuid) for uuid in slot.gpus]
+        if slot.kind in ("cpu", "mps") or not any(gpu.processes != () for gpu in gpus):
+            return None
+        return max(gpu.memory_used_bytes or 0 for gpu in gpus)
 
 
-def place(slot: SlotConfig) -> Placement:
-    """The placement of a slot."""
-    cpus = slot.cpu_set()
-    threads = slot.threads or len(cpus) or len(os.sched_getaffinity(0))
-    device = dict(slot.device)
-    device.setdefault("threads", threads)
-    environment = dict.fromkeys(_THREAD_VARIABLES, str(threads))
-    environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-    # a CPU slot sees no GPU at all: no library of its may so much as open a neighbour's device
-    environment["CUDA_VISIBLE_DEVICES"] = str(device.get("uuid", ""))
-    environment |= slot.environment
-    return Placement(cpus, slot.nice, environment, device)
+def seat(config: NodeConfig) -> Seating:
+    """Read the machine, find its neighbours, plan. Raises :class:`gpu_pinning.PinningError`."""
+    machine = read_topology()
+    return Seating(config, machine, make_plan(machine, config.wishes, discover_neighbours(machine)))
+
+
+def keep_plan(data: Path, plan: Plan) -> None:
+    """Keep the plan that runs, for ``farm plan --diff``."""
+    target = data / KEPT_PLAN
+    partial = target.with_suffix(f".{os.getpid()}.part")
+    partial.write_text(plan.dump(), encoding="utf-8")
+    partial.replace(target)
+
+
+def device_of(
+    seating: Seating,
+    slot: SlotPlan,
+    launched: Iterable[Setting] | None = None,
+    findings: Iterable[dict[str, Any]] = (),
+) -> dict[str, Any]:
+    """What the database is told of a slot: device, seat, guarantee class and how it is held.
+
+    ``launched`` is what the launcher read back of the process that runs; before that the plan speaks. The
+    scheduler fits ``kind``, ``vram`` (bytes) and any other value against what a step requires.
+    """
+    fence = slot.fence
+    device: dict[str, Any] = {
+        "kind": "cuda" if slot.gpus else "cpu",
+        "threads": int(slot.environment["OMP_NUM_THREADS"]),
+        "cores": len(slot.cores),
+        "cpus": cpulist.show(slot.cpus),
+        "memory_nodes": cpulist.show(slot.nodes),
+        "class": slot.guarantee,
+    }
+    if slot.gpus:
+        first = seating.machine.gpu(slot.gpus[0])
+        device |= {
+            "name": first.name,
+            "uuid": slot.mig or slot.gpus[0],
+            "gpus": list(slot.gpus),
+            "pci": list(slot.pci),
+            "vram": seating.memory_bytes(slot),
+            "share": {"mig": "mig", "mps": "mps"}.get(slot.kind),
+        }
+    worst = max(
+        (pair for pair in seating.plan.sharing if pair.slot == slot.name),
+        key=lambda pair: pair.guarantee,
+        default=None,
+    )
+    if worst is not None:
+        device |= {"class_reason": f"beside {worst.neighbour}: {worst.reason}", "raise_by": worst.raise_by}
+    labels, reasons = _labels(slot, launched)
+    device["fence"] = {
+        "cpus": fence.cpus,
+        "memory": fence.memory,
+        "devices": fence.devices if slot.deny else "nothing to fence",
+        "kill": fence.kill,
+        "freeze": fence.freeze,
+        "read_back": launched is not None,
+    }
+    device["labels"] = labels
+    if reasons:
+        device["label_reasons"] = reasons
+    if found := list(findings):
+        device["audit"] = found
+    return device
+
+
+def _labels(slot: SlotPlan, launched: Iterable[Setting] | None) -> tuple[list[str], list[str]]:
+    labels, reasons = [], []
+    if slot.fence.weak:
+        labels.append("weak")
+        reasons.append("weak: its cores are held by affinity alone, which a child can widen")
+    rows = {row.what: row for row in launched or ()}
+    unfenced = slot.fence.devices == "none"
+    why = "no right to fence device files here"
+    for what in ("namespace", "devices"):
+        if (row := rows.get(what)) is not None and not row.ok:
+            unfenced, why = True, row.error or f"inside the fence {row.found}"
+    if slot.deny and unfenced:
+        labels.append("not fenced")
+        reasons.append(f"not fenced: {why}")
+    return labels, reasons
+
+
+def node_info(seating: Seating) -> dict[str, Any]:
+    """What the database is told of a node."""
+    plan, machine = seating.plan, seating.machine
+    return {
+        "hostname": platform.node(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "pid": os.getpid(),
+        "labels": dict(seating.config.wishes.labels),
+        "preemptible": seating.config.wishes.preemptible,
+        "hypervisor": machine.hypervisor,
+        "gpus": [
+            {"uuid": g.uuid, "pci": g.pci, "name": g.name, "memory": g.memory_bytes} for g in machine.gpus
+        ],
+        "gpus_in_use": [used.model_dump(mode="json") for used in plan.in_use],
+        "neighbours": [
+            {
+                "name": n.name,
+                "role": n.role,
+                "cpus": cpulist.show(n.cpus),
+                "gpus": list(n.gpus),
+                "fence": n.fence,
+            }
+            for n in plan.neighbours
+        ],
+        "refusals": [refusal.model_dump(mode="json") for refusal in plan.refusals],
+        "notes": list(plan.notes),
+    }

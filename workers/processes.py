@@ -18,10 +18,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpu_pinning import Fence, FenceError
+from gpu_pinning.group import Setting
 from workers import keeper
-from workers.cgroup import Cgroup
 
 _KEEPER = Path(keeper.__file__)
+_MPS_MARK = b"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="
+_FREEZE_S = 1.0
 
 
 def become_subreaper() -> None:
@@ -51,17 +54,14 @@ _SIGNAL_NUMBERS = frozenset(int(number) for number in signal.Signals)
 
 
 class SlotProcess:
-    """A slot under its keeper."""
+    """A slot under its keeper, and behind its fence where it is given one (which must stand applied)."""
 
     def __init__(
         self,
         argv: Sequence[str],
         env: Mapping[str, str],
         output: Path,
-        *,
-        cpus: Iterable[int] = (),
-        nice: int = 0,
-        cgroup: Cgroup | None = None,
+        fence: Fence | None = None,
     ) -> None:
         """Start ``argv`` with exactly ``env``; what it prints is appended to the file ``output``.
 
@@ -69,16 +69,16 @@ class SlotProcess:
         """
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError("slots are started from the main thread: the parent-death signal follows it")
-        self.cgroup = cgroup
+        self.fence = fence
+        self.gentle = fence is not None and not fence.slot.kill_allowed
         self.started_at = time.monotonic()
         read_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         order = {
-            "argv": list(argv),
+            # the keeper sees to the end of what it starts, so the launcher need not
+            "argv": fence.command(list(argv), die_with_us=False) if fence else list(argv),
             "agent": os.getpid(),
             "status_fd": write_fd,
-            "cpus": sorted(cpus),
-            "nice": nice,
-            "cgroup": str(cgroup.folder) if cgroup else None,
+            "gentle": self.gentle,
         }
         try:
             with output.open("ab") as out:
@@ -114,6 +114,11 @@ class SlotProcess:
                 return int(words[1])
         return None
 
+    def launched(self) -> list[Setting] | None:
+        """What the launcher read back of its fence; None before it has said so, or without a fence."""
+        pid = self.slot_pid
+        return self.fence.launched(pid) if self.fence is not None and pid is not None else None
+
     def alive(self) -> bool:
         """Whether the keeper still runs."""
         return self._keeper.poll() is None
@@ -123,16 +128,22 @@ class SlotProcess:
         self._signal(signal.SIGUSR1)
 
     def kill(self) -> None:
-        """End the slot and everything below it; returns at once, the pidfd tells when it is done."""
+        """End the slot and everything below it; returns at once, the pidfd tells when it is done.
+
+        A slot that may not be killed (MPS) is asked to end, and ends when it does.
+        """
         self.thaw()
-        if self.cgroup is not None:
-            self.cgroup.kill()
+        if self.fence is not None and not self.gentle:
+            self.fence.group.strike()
         self._signal(signal.SIGTERM)
 
     def freeze(self) -> None:
         """Stop the slot and all that is below it where they stand."""
         self.frozen = True
-        if self.cgroup is not None and self.cgroup.freeze(True):
+        if self.fence is not None and "freeze" in self.fence.group.folders:
+            with contextlib.suppress(FenceError):
+                # one that is not seen frozen in time, in a long system call, stops when it leaves that
+                self.fence.group.freeze(_FREEZE_S)
             return
         _signal_all(keeper.descendants(self.keeper_pid), signal.SIGSTOP)
 
@@ -141,19 +152,24 @@ class SlotProcess:
         if not self.frozen:
             return
         self.frozen = False
-        if self.cgroup is not None and self.cgroup.freeze(False):
+        if self.fence is not None and "freeze" in self.fence.group.folders:
+            with contextlib.suppress(FenceError):
+                self.fence.group.thaw(_FREEZE_S)
             return
         _signal_all(reversed(keeper.descendants(self.keeper_pid)), signal.SIGCONT)
 
     def collect(self, wait_s: float = 8.0) -> ExitNote:
-        """Wait for the keeper's end and clear up; kills the keeper when it takes over ``wait_s``."""
+        """Wait for the keeper's end and clear up; kills the keeper when it takes over ``wait_s``.
+
+        The slot's group is empty then, or what is left in it is counted as ``left``.
+        """
         try:
             self._keeper.wait(wait_s)
         except subprocess.TimeoutExpired:
             below = keeper.descendants(self.keeper_pid)
             self._keeper.kill()
             self._keeper.wait()
-            _signal_all(below, signal.SIGKILL)
+            _end_all(below)
         note = ExitNote(None, int(signal.SIGKILL))
         left = 0
         for words in self._lines():
@@ -166,8 +182,10 @@ class SlotProcess:
         os.close(self._status_fd)
         self._status_fd = -1
         os.close(self.pidfd)
-        if self.cgroup is not None:
-            self.cgroup.remove()
+        if self.fence is not None and self.fence.group.pids() and not self.gentle:
+            with contextlib.suppress(FenceError):
+                self.fence.group.kill(2.0)
+            left = max(left, len(self.fence.group.pids()))
         return ExitNote(note.code, note.signal, left)
 
     def _signal(self, number: int) -> None:
@@ -186,11 +204,12 @@ def end_strays(known: Iterable[int]) -> list[int]:
     """Kill and reap children of ours that are not ``known``: what a killed keeper left to us; their ids."""
     known = set(known)
     strays = [pid for pid in keeper.children(os.getpid()) if pid not in known]
+    gentle = {pid for pid in strays if _of_mps(pid)}
     for pid in strays:
-        _signal_all([*keeper.descendants(pid), pid], signal.SIGKILL)
+        _end_all([*keeper.descendants(pid), pid])
     for pid in strays:
         with contextlib.suppress(ChildProcessError):
-            os.waitpid(pid, 0)
+            os.waitpid(pid, os.WNOHANG if pid in gentle else 0)
     return strays
 
 
@@ -205,6 +224,21 @@ def end_orphans() -> list[int]:
     for orphan in orphans:
         _signal_all([*keeper.descendants(orphan), orphan], signal.SIGKILL)
     return orphans
+
+
+def _of_mps(pid: int) -> bool:
+    """Whether a process is a client of MPS, and must not be killed."""
+    try:
+        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return any(part.startswith(_MPS_MARK) for part in environment)
+
+
+def _end_all(pids: Iterable[int]) -> None:
+    """SIGKILL, or SIGTERM where a kill would take a neighbour down."""
+    for pid in pids:
+        _signal_all([pid], signal.SIGTERM if _of_mps(pid) else signal.SIGKILL)
 
 
 def _signal_all(pids: Iterable[int], number: int) -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from gpu_pinning import Fence, Wishes, make_plan, read_topology
 from workers import processes
-from workers.cgroup import Cgroup
 from workers.keeper import children, descendants
 from workers.processes import SlotProcess
 
@@ -43,19 +43,18 @@ def _until(condition: Callable[[], object], seconds: float = 20.0) -> None:
 class Case:
     """A started slot whose grandchild sleeps for a length of its own."""
 
-    def __init__(self, folder: Path, cgroup: Cgroup | None = None, lives_s: float = 100) -> None:
+    def __init__(self, folder: Path, fence: Fence | None = None, lives_s: float = 100) -> None:
         self.mark = f"{300 + os.getpid() % 1000}.{time.monotonic_ns() % 10**9}"
         self.ready = folder / "ready"
         self.process = SlotProcess(
             [sys.executable, "-c", _SLOT, str(self.ready), self.mark, str(lives_s)],
             {"PATH": os.environ["PATH"]},
             folder / "output",
-            cgroup=cgroup,
-            nice=3,
+            fence=fence,
         )
 
     def wait_ready(self) -> None:
-        _until(lambda: self.ready.exists() and self.ready.read_text())
+        _until(lambda: self.ready.exists() and self.ready.read_text() and self.sleeper())
 
     def sleeper(self) -> list[int]:
         found = []
@@ -87,7 +86,6 @@ def test_the_slot_is_its_own_session_under_its_keeper(case: Case) -> None:
     slot = case.process.slot_pid
     assert slot == int(case.ready.read_text())
     assert os.getsid(slot) == slot
-    assert os.getpriority(os.PRIO_PROCESS, slot) == os.getpriority(os.PRIO_PROCESS, 0) + 3
     [sleeper] = case.sleeper()
     assert sleeper in children(case.process.keeper_pid), "the orphan belongs to the keeper"
     assert set(descendants(case.process.keeper_pid)) == {slot, sleeper}
@@ -181,19 +179,55 @@ def _running(pid: int) -> bool:
         return False
 
 
-def test_cgroup_kills_all_inside_where_it_may_be_used(tmp_path: Path) -> None:
-    group = Cgroup.make(f"stillframe-test-{os.getpid()}")
-    if group is None:
-        pytest.skip("no right to make cgroups here; the keeper's walk is tested above")
-    case = Case(tmp_path, group)
-    case.wait_ready()
-    inside = {int(pid) for pid in (group.folder / "cgroup.procs").read_text().split()}
-    assert inside == {case.process.slot_pid, *case.sleeper()}
-    assert group.freeze(True)
-    case.process.kill()
-    case.wait_end()
-    assert case.sleeper() == []
-    assert not group.folder.exists()
+def test_whatever_descends_from_a_slot_is_behind_its_fence_and_the_keeper_is_not(tmp_path: Path) -> None:
+    machine = read_topology()
+    wish = '[[slots]]\nname = "t"\npools = ["render"]\ncores = 1\nnice = 13'
+    fence = Fence.create(machine, make_plan(machine, Wishes.parse(wish)).slot("t"), tmp_path / "fence")
+    fence.apply()
+    try:
+        case = Case(tmp_path, fence)
+        case.wait_ready()
+        slot, [sleeper] = case.process.slot_pid, case.sleeper()
+        assert slot is not None
+        for pid in (slot, sleeper):
+            assert os.sched_getaffinity(pid) == set(fence.slot.cpus)
+            assert os.getpriority(os.PRIO_PROCESS, pid) == 13
+        assert os.sched_getaffinity(case.process.keeper_pid) == os.sched_getaffinity(0)
+        rows = case.process.launched()
+        assert rows is not None and all(row.ok or row.what == "ionice" for row in rows), rows
+        assert fence.pids(slot) == sorted([slot, sleeper]) or not fence.group.folders
+        case.process.freeze()
+        case.process.kill()
+        assert case.wait_end().left == 0
+        assert case.sleeper() == [] and fence.group.pids() == []
+    finally:
+        fence.remove()
+
+
+def test_a_client_of_mps_is_asked_and_never_killed(tmp_path: Path) -> None:
+    machine = read_topology()
+    plan = make_plan(machine, Wishes.parse('[[slots]]\nname = "t"\npools = ["render"]\ncores = 1'))
+    seat = plan.slot("t").model_copy(update={"kind": "mps"})
+    fence = Fence.create(machine, seat, tmp_path / "fence")
+    fence.apply()
+    try:
+        # it takes its time: SIGTERM is noted, and a while later it ends by itself
+        code = (
+            "import signal, sys, time, pathlib; asked = []\n"
+            "signal.signal(signal.SIGTERM, lambda *a: asked.append(1))\n"
+            "pathlib.Path(sys.argv[1]).write_text('x')\n"
+            "while not asked: time.sleep(0.01)\n"
+            "time.sleep(1.5); sys.exit(9)\n"
+        )
+        ready = tmp_path / "ready"
+        words = [sys.executable, "-c", code, str(ready)]
+        process = SlotProcess(words, {"PATH": os.environ["PATH"]}, tmp_path / "output", fence=fence)
+        _until(ready.exists)
+        process.kill()
+        assert select.select([process.pidfd], [], [], 20)[0]
+        assert process.collect().code == 9, "it ended by itself"
+    finally:
+        fence.remove()
 
 
 def test_a_program_that_cannot_start_says_so(tmp_path: Path) -> None:
