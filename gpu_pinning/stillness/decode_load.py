@@ -3,8 +3,8 @@
 Forms:
 
 - ``graph``: one token for a batch of eight on a model of 7B shapes (32 layers, width 4096, feed-forward
-  11008, 32 heads, bfloat16, 1,024 tokens of KV cache each, random weights), captured in a CUDA graph. Each step ends
-  like an engine's: the chosen tokens are copied to the host and waited for.
+  11008, 32 heads, bfloat16, 1,024 tokens of KV cache each, random weights), captured in a CUDA graph. Each
+  step ends like an engine's: the chosen tokens are copied to the host and waited for.
 - ``eager``: the same without a graph: some 400 launches a step, so that the host is what limits it.
 - ``cpu``: the same shape in small with numpy on one thread, for machines without a GPU. It shows how the
   measurement works and what cores and caches do; it says nothing about a GPU server.

@@ -1,5 +1,6 @@
 """What a run comes to, for machines and people: JSON, a table, and one HTML page that needs no other file."""
 
+# ruff: noqa: E501 - the page's own lines
 from __future__ import annotations
 
 import html

@@ -1,9 +1,9 @@
 """One run of the bench: warm up, interleave the arms, compare, judge, write the report.
 
-Arms come in quartets A B B A, round after round: a placebo (idle against idle), the farm in its fence, and with
-``hurt`` the farm without one. Warm-up repeats the placebo until it agrees within 1 %; if it never does, the run
-is inconclusive. What the farm gets done beside decode is compared with what it gets done in the same fence while
-decode stands still.
+Arms come in quartets A B B A, round after round: a placebo (idle against idle), the farm in its fence, and
+with ``hurt`` the farm without one. Warm-up repeats the placebo until it agrees within 1 %; if it never does,
+the run is inconclusive. What the farm gets done beside decode is compared with what it gets done in the same
+fence while decode stands still.
 """
 
 from __future__ import annotations
@@ -274,9 +274,8 @@ def _warm_up(source: Source, seats: Seats, block_s: float, most_s: float, say: S
         agreed = bool(ratios) and abs(ratios[-1] - 1) <= TOLERANCE
         if agreed or time.monotonic() - began >= most_s:
             seconds = time.monotonic() - began
-            say(
-                f"warm-up: {'agreed' if agreed else 'did not agree'} after {seconds:.0f} s, ratios {ratios[-3:]}"
-            )
+            word = "agreed" if agreed else "did not agree"
+            say(f"warm-up: {word} after {seconds:.0f} s, ratios {ratios[-3:]}")
             return {"agreed": agreed, "seconds": round(seconds, 1), "ratios": ratios}
 
 

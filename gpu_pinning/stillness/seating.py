@@ -1,4 +1,4 @@
-"""Who sits where in a run: decode and farm workers out of the plan, and where there is none, half and half."""
+"""Who sits where in a run: decode and farm workers out of the plan; where there is none, half and half."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Seats:
 def seat(machine: Topology | None, wishes: Wishes | None, *, decode_gpu: bool) -> Seats:
     """Seats for a run on this machine.
 
-    Without neighbours in ``wishes`` a decode neighbour is assumed on the first GPU (``decode_gpu``) and on half
-    of the cores, and the farm takes the rest as it does by default. GPU slots do denoise steps; of the others
+    Without neighbours in ``wishes`` a decode neighbour is assumed on the first GPU (``decode_gpu``) and on
+    half of the cores, and the farm takes the rest as it does by default. GPU slots do denoise steps; of the others
     each second one encodes and each second one renders.
     """
     everyone = tuple(sorted(os.sched_getaffinity(0)))

@@ -1,4 +1,4 @@
-"""Time stamps that a process writes and another reads while it runs: one file, mapped, no system call a stamp.
+"""Time stamps that one process writes and another reads meanwhile: a mapped file, no system call a stamp.
 
 The file holds a count (64 bits) and then so many float64 stamps in seconds of CLOCK_MONOTONIC, which is one
 clock for all processes of a machine. Written by one thread. Standard library alone.
