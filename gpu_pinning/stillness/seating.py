@@ -37,8 +37,8 @@ def seat(machine: Topology | None, wishes: Wishes | None, *, decode_gpu: bool) -
     """Seats for a run on this machine.
 
     Without neighbours in ``wishes`` a decode neighbour is assumed on the first GPU (``decode_gpu``) and on
-    half of the cores, and the farm takes the rest as it does by default. GPU slots do denoise steps; of the others
-    each second one encodes and each second one renders.
+    half of the cores, and the farm takes the rest as it does by default. GPU slots do denoise steps; of the
+    others each second one encodes and each second one renders.
     """
     everyone = tuple(sorted(os.sched_getaffinity(0)))
     if machine is None:
