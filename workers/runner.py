@@ -227,9 +227,9 @@ class Runner:
         try:
             if bench.stopping():
                 raise ParkRequested()
-            if task.frames is not None or not task.outputs:
+            if task.frames != "":
                 self._engine_for(task.engine, host).run(host.context(), host)
-            # else an earlier attempt has published every frame and died before it could say so
+            # else an earlier attempt has published every frame, and died before it could say so
             self._check_complete(host)
             report.state = AttemptState.DONE
         except Exception as error:  # noqa: BLE001  everything an engine raises becomes a report
