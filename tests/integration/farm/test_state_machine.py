@@ -391,7 +391,8 @@ def test_any_sequence_of_operations_keeps_every_invariant(db_url: str) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=15,
+            # PostgreSQL is slower; the sequences are of the same kind
+            max_examples=15 if db_url.startswith("sqlite") else 5,
             stateful_step_count=40,
             deadline=None,
             suppress_health_check=list(HealthCheck),
