@@ -17,10 +17,11 @@ help: ## list the targets
 setup: $(VENV)/.render ## virtual environment with the command `farm`, ready for render and encode jobs
 
 demo: $(VENV)/.render ## run the main job: a turntable is rendered, verified and filmed; the last line is the film's path
+	@sh scripts/debian_packages.sh --optional bwrap=bubblewrap '/usr/lib/*/libLLVM.so.1[7-9]*=libllvm19' 1>&2
 	@$(BIN)/farm demo --only "$(ONLY)" --output "$(OUTPUT)"
 
 test: $(VENV)/.dev ## set up PostgreSQL, Redis and Chromium for the tests, and run them
-	@sh scripts/debian_packages.sh redis-server=redis-server /usr/lib/postgresql/*/bin/initdb=postgresql \
+	@sh scripts/debian_packages.sh redis-server=redis-server '/usr/lib/postgresql/*/bin/initdb=postgresql' \
 		chromium=chromium bwrap=bubblewrap
 	$(BIN)/python -m pytest $(PYTEST)
 

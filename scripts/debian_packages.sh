@@ -1,15 +1,19 @@
 #!/bin/sh
 # Makes sure that the named Debian packages are there: installs them with the right to do so, else says which
 # ones are missing and how to install them. Usage: debian_packages.sh COMMAND=PACKAGE ...
-# A COMMAND is a program on PATH or an absolute path, which may hold a *.
+# A COMMAND is a program on PATH or an absolute path, which may hold a *. With --optional first, packages that
+# cannot be installed are named and it is no error.
 set -u
+
+failure=1
+if [ "${1:-}" = --optional ]; then failure=0; shift; fi
 
 missing=""
 for pair in "$@"; do
     command_name=${pair%%=*}
     package=${pair#*=}
     case $command_name in
-        /*) set -- $command_name; [ -e "$1" ] && continue ;;
+        /*) found=no; for path in $command_name; do [ -e "$path" ] && found=yes; done; [ $found = yes ] && continue ;;
         *) command -v "$command_name" >/dev/null 2>&1 && continue ;;
     esac
     missing="$missing $package"
@@ -25,9 +29,10 @@ if command -v apt-get >/dev/null 2>&1; then
             exit 0
         fi
         echo "apt-get could not install:$missing" >&2
-        exit 1
+        exit $failure
     fi
 fi
 echo "These Debian packages are missing:$missing" >&2
 echo "Install them with: sudo apt-get install --no-install-recommends$missing" >&2
-exit 1
+[ $failure = 0 ] && echo "Going on without them: renders are slower, or confined less." >&2
+exit $failure
