@@ -60,14 +60,20 @@ def environment(threads: int, more: dict[str, str] | None = None) -> dict[str, s
 
 
 class DecodeProcess:
-    """The built-in decode load in a process of its own on ``cpus``. Raises PinningError where it dies."""
+    """The built-in decode load in a process of its own on ``cpus``. Raises PinningError where it dies.
 
-    def __init__(self, form: str, cpus: Sequence[int], folder: Path) -> None:
+    ``command`` replaces it by another program that takes a stamp file as its last argument.
+    """
+
+    def __init__(
+        self, form: str, cpus: Sequence[int], folder: Path, command: Sequence[str] | None = None
+    ) -> None:
         stamps = folder / f"decode-{form}.stamps"
+        argv = command or [sys.executable, "-m", "gpu_pinning.stillness.decode_load", form]
         self._log = folder / f"decode-{form}.log"
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "gpu_pinning.stillness.decode_load", form, str(stamps)],
+                [*argv, str(stamps)],
                 env=environment(1),
                 stdout=log,
                 stderr=log,

@@ -1,0 +1,231 @@
+"""A breach made on purpose: farm work on the neighbour's own GPU, the guard that freezes it, and how fast.
+
+The decode load runs and the guard learns what is normal; then farm work begins on the same device. The
+guard's own loop decides, on the load's steps, and its hand is a freeze. Measured from the moment the work
+begins to harm: when the work stands still, and when decode is back within 5 % of its baseline. Afterwards
+decode ends, and the work, which was frozen in between, has to finish with the same result as a run that
+nobody stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpu_pinning import actuator
+from gpu_pinning.errors import FenceError, PinningError
+from gpu_pinning.guard.decide import Policy
+from gpu_pinning.guard.loop import FarmLoad, GuardEvent, GuardLoop, Hold
+from gpu_pinning.guard.watch import Subject, Watch
+from gpu_pinning.stillness.arms import DecodeProcess, environment
+from gpu_pinning.stillness.decode_load import StampProbe
+from gpu_pinning.stillness.stamps import StampReader
+from gpu_pinning.stillness.statistics import Steps
+
+FROZEN_WITHIN_S = 0.5
+BACK_WITHIN_S = 1.0
+BACK_TO = 1.05
+"""Decode is back when a tenth of a second's median step is at most this much longer than its baseline."""
+_LOOK_S = 0.1
+
+
+class _Hands:
+    """Freezes one process and what is below it, as the agent does with a slot."""
+
+    def __init__(self) -> None:
+        self.pid: int | None = None
+        self.frozen_at: list[float] = []
+        self.thawed_at: list[float] = []
+        self._standing = False
+
+    def hold(self, hold: Hold) -> None:
+        """See :class:`gpu_pinning.guard.loop.Actuator`."""
+        if self.pid is None:
+            return
+        # the work may have ended in this moment
+        with contextlib.suppress(FenceError):
+            if hold.frozen and not self._standing:
+                self._standing = True
+                actuator.stop(None, self.pid)
+                self.frozen_at.append(time.monotonic())
+            elif not hold.frozen and self._standing:
+                self._standing = False
+                actuator.resume(None, self.pid)
+                self.thawed_at.append(time.monotonic())
+
+
+def try_breach(
+    decode: DecodeProcess,
+    folder: Path,
+    *,
+    gpu: str,
+    work: Callable[[Path, int], list[str]],
+    units: int,
+    watch_s: float = 12.0,
+    learn_s: float = 8.0,
+    budget_ms: float | None = None,
+    policy: Policy | None = None,
+    say: Callable[[str], None] = print,
+) -> dict[str, Any]:
+    """Breach, freeze, recover, finish; figures and whether each bound was kept.
+
+    ``work`` gives the command of the farm work for a stamp file and a number of units; it prints its result.
+    ``gpu`` is what both share: a UUID, or any word without a GPU. ``decode`` stands still during the
+    reference run, and is closed at the end. Raises :class:`PinningError`.
+    """
+    say("reference run of the farm work alone")
+    decode.pause(True)
+    try:
+        reference = _run_alone(work(folder / "reference.stamps", units))
+    finally:
+        decode.pause(False)
+    hands = _Hands()
+    events: list[GuardEvent] = []
+    working = threading.Event()
+    subject = Subject("decode", url="stamps:", gpus=(gpu,), budget_ms=budget_ms)
+    watch = Watch(subject, None, probe=lambda: StampProbe(decode.stamps))
+
+    def load() -> FarmLoad:
+        return FarmLoad(working.is_set(), frozenset({gpu} if working.is_set() else ()))
+
+    loop = GuardLoop([watch], hands, load, events.append, policy=policy)
+    stop = threading.Event()
+    thread = threading.Thread(target=loop.run, args=(stop,), daemon=True)
+    farm: subprocess.Popen[str] | None = None
+    closed = False
+    try:
+        thread.start()
+        _learn(watch, learn_s)
+        begin = time.monotonic()
+        time.sleep(2.0)
+        baseline = decode.durations(begin, time.monotonic())
+        working.set()
+        stamps = folder / "breach.stamps"
+        farm = _start(work(stamps, units))
+        hands.pid = farm.pid
+        say("farm work has begun on the neighbour's device")
+        first = _first_work(stamps, farm)
+        time.sleep(watch_s)
+        watched = _figures(decode, hands, first, baseline, time.monotonic())
+        cpu = loop.cpu_s / (time.monotonic() - begin + 1e-9)
+        say("decode ends; the work may go on")
+        decode.close()
+        closed = True
+        working.clear()
+        stop.set()
+        thread.join(10)
+        hands.hold(Hold())
+        out, _ = farm.communicate(timeout=180)
+    finally:
+        stop.set()
+        if farm is not None and farm.poll() is None:
+            with contextlib.suppress(FenceError):
+                actuator.resume(None, farm.pid)
+            farm.kill()
+        if not closed:
+            decode.close()
+    return watched | {
+        "guard_cpu_share": round(cpu, 5),
+        "reference": reference,
+        "result": out.strip(),
+        "same_result": out.strip() == reference,
+        "freezes": len(hands.frozen_at),
+        "events": [_shown(event, first) for event in events],
+    }
+
+
+def _learn(watch: Watch, seconds: float) -> None:
+    deadline = time.monotonic() + seconds + 60
+    while watch.budgets.at(None) is None:
+        if time.monotonic() > deadline:
+            raise PinningError("the guard has not learnt a baseline: decode makes too few steps")
+        time.sleep(0.05)
+    time.sleep(seconds)
+
+
+def _first_work(stamps: Path, farm: subprocess.Popen[str]) -> float:
+    """When the work on the device began: before that it imports and loads."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        if farm.poll() is not None:
+            raise PinningError(f"the farm work ended with {farm.returncode} before it began")
+        if stamps.exists() and stamps.stat().st_size:
+            reader = StampReader(stamps)
+            if len(reader):
+                return float(reader.since(0)[0])
+        time.sleep(0.002)
+    raise PinningError("the farm work did not begin")
+
+
+def _figures(
+    decode: DecodeProcess, hands: _Hands, first: float, baseline: Steps, end: float
+) -> dict[str, Any]:
+    stamps = np.frombuffer(decode.reader.between(first - 5.0, end), dtype=np.float64)
+    durations, at = np.diff(stamps), stamps[1:]
+    normal = float(np.median(baseline))
+    budget = float(np.quantile(baseline, 0.99)) * 1.1
+    # loading (contexts, weights) may harm before the first unit is stamped
+    hurt = at[durations > budget]
+    run = [float(moment) for moment in hurt if (np.abs(hurt - moment) < 0.1).sum() >= 3]
+    breach = run[0] if run else None
+    frozen = next((moment for moment in hands.frozen_at if breach is not None and moment >= breach), None)
+    back = None
+    if frozen is not None:
+        for begin in np.arange(frozen, end - _LOOK_S, 0.01):
+            seen = durations[(at >= begin) & (at < begin + _LOOK_S)]
+            if len(seen) and float(np.median(seen)) <= BACK_TO * normal:
+                back = float(begin)
+                break
+    frozen_s = None if frozen is None or breach is None else frozen - breach
+    back_s = None if back is None or breach is None else back - breach
+    harmed = durations[(at >= (breach or end)) & (at < (frozen or end))]
+    return {
+        "baseline_p50_ms": normal * 1000,
+        "harmed_p50_ms": float(np.median(harmed)) * 1000 if len(harmed) else None,
+        "breached": breach is not None,
+        "frozen_after_s": frozen_s,
+        "back_after_s": back_s,
+        "frozen_in_time": frozen_s is not None and frozen_s <= FROZEN_WITHIN_S,
+        "back_in_time": back_s is not None and back_s <= BACK_WITHIN_S,
+    }
+
+
+def _run_alone(command: list[str]) -> str:
+    done = subprocess.run(command, env=_environment(), capture_output=True, text=True, timeout=180)
+    if done.returncode != 0:
+        raise PinningError(f"the farm work fails alone: {done.stderr[-1500:]}")
+    return done.stdout.strip()
+
+
+def _start(command: list[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command, env=_environment(), stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def _environment() -> dict[str, str]:
+    return environment(max(1, len(os.sched_getaffinity(0)) // 4))
+
+
+def _shown(event: GuardEvent, first: float) -> dict[str, Any]:
+    return {
+        "kind": event.kind,
+        "rung": event.rung.name.lower(),
+        "frozen": event.frozen,
+        "reason": event.reason,
+        "seconds_after_work_began": round(event.at - first, 3),
+    }
+
+
+def video_work(stamps: Path, units: int) -> list[str]:
+    """Denoise steps in torch, as a command that prints a hash of what came out."""
+    return [sys.executable, "-m", "gpu_pinning.stillness.farm_load", "video", str(stamps), str(units)]
