@@ -2,7 +2,8 @@
 
 A leader holds the row for a few seconds and renews it inside the very transactions in which it acts: the
 renewal locks the row, so while such a transaction is open nobody else can become leader, and one that slept
-past its lease finds that it holds nothing and does nothing. ``term`` grows with every change of holder.
+until another took over finds that it holds nothing and does nothing. ``term`` grows with every change of
+holder. A lease that is over lets others in; until one comes, its leader may go on, as nobody has acted since.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ SCHEDULER = "scheduler"
 
 
 class NotLeading(Conflict):
-    """Another scheduler leads, or this one slept past its lease."""
+    """Another scheduler leads, or has led since this one did."""
 
     slug = "not-leading"
 
@@ -61,7 +62,7 @@ class Leadership:
         """Renew the lease and keep everybody else from leading until this transaction ends.
 
         The first statement of every transaction in which a leader acts. Raises :class:`NotLeading` where
-        the lease is over or another leads; the transaction must then be rolled back.
+        another has led since; the transaction must then be rolled back.
         """
         if self.term is not None:
             held = conn.execute(
@@ -70,7 +71,6 @@ class Leadership:
                     leaders.c.role == self.role,
                     leaders.c.holder == self.holder,
                     leaders.c.term == self.term,
-                    leaders.c.expires_at > db_now(),
                 )
                 .values(expires_at=db_now() + self.lease_s)
             )

@@ -103,7 +103,7 @@ class Scheduler:
         try:
             more = self.round()
         except NotLeading:
-            log.info("another scheduler leads, or this one slept past its lease")
+            log.info("another scheduler leads, or has led since this one did")
             return False
         except Exception as error:  # noqa: BLE001  a scheduler that ends by an exception stops the farm
             self._failures += 1

@@ -28,7 +28,7 @@ from tests.integration.farm.scheduler.world import (
 )
 from tests.servers import PostgresServer, RedisServer
 
-DEADLINE_S = 90.0
+DEADLINE_S = 150.0
 
 
 class Running:
