@@ -22,7 +22,20 @@ from api.middleware.last_resort import LastResort
 from api.middleware.request_id import RequestId
 from api.middleware.security_headers import SecurityHeaders
 from api.middleware.timing import Timing
-from api.routes import artifacts, assets, events, frames, jobs, logs, machines, people, session, system, work
+from api.routes import (
+    artifacts,
+    assets,
+    events,
+    frames,
+    guard,
+    jobs,
+    logs,
+    machines,
+    people,
+    session,
+    system,
+    work,
+)
 from api.services import Services, Waker
 from farm.db.connect import Database
 from farm.keyring import Keyring
@@ -75,8 +88,8 @@ def create_app(settings: Settings, db: Database, store: Store, wakes: Waker) -> 
     app.state.paths = []
     for router in (
         system.public, system.router, session.login, session.router, jobs.router, work.router, frames.router,
-        logs.router, assets.router, assets.streams, artifacts.router, machines.router, people.router,
-        events.router,
+        logs.router, assets.router, assets.streams, artifacts.router, machines.router, guard.router,
+        people.router, events.router,
     ):  # fmt: skip
         app.include_router(router)
         app.state.paths += [

@@ -25,7 +25,8 @@ from farm.db.tables import events
 TYPES = (
     "job.submitted", "job.state", "job.changed", "job.deleted", "step.state", "step.expanded", "task.state",
     "frame.published", "frame.current", "artifact.published", "attempt.started", "attempt.ended",
-    "slot.state", "node.state", "buffer.waiting", "buffer.orphaned", "guard", "audit",
+    "slot.state", "slot.audit", "node.state", "node.plan", "buffer.waiting", "buffer.orphaned",
+    "guard.climb", "guard.let_go", "guard.not_us", "guard.telemetry_lost", "audit",
 )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from api.cli.terminal import EXIT_FARM_ERROR, Json
 from farm.settings import settings
 
 app = typer.Typer()
-neighbours = typer.Typer(no_args_is_help=True, help="Language model servers on this machine.")
+neighbours = typer.Typer(invoke_without_command=True, help="Language model servers beside the farm.")
 app.add_typer(neighbours, name="neighbours")
 
 Recorded = Annotated[
@@ -103,6 +103,20 @@ def doctor(config: Config = None, machine: Recorded = None, json: Json = False) 
     if chosen.broker_url:
         endpoints.append(("broker", chosen.broker_url))
     _show(lambda: texts.doctor_text(config, machine, endpoints, as_json=json))
+
+
+@neighbours.callback()
+def show_neighbours(
+    context: typer.Context,
+    node: Annotated[str | None, typer.Option("--node", help="Only this node (id or name).")] = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again every second.")] = False,
+    json: Json = False,
+) -> None:
+    """Show every neighbour's inter-token latency and what the guard makes of it."""
+    if context.invoked_subcommand is None:
+        from api.cli.neighbours import show
+
+        show(node, watch=watch, json=json)
 
 
 @neighbours.command()

@@ -34,8 +34,8 @@ for part in (up, services, jobs, watch, outputs, fleet, upkeep):
     for command in part.app.registered_commands:
         app.registered_commands.append(command)
 app.add_typer(access.app, name="keys")
-for optional in ("submit", "demo", "machine"):
-    # `machine` belongs to gpu_pinning and may not be there
+for optional in ("submit", "demo", "machine", "bench"):
+    # what belongs to gpu_pinning may not be there
     if importlib.util.find_spec(f"api.cli.{optional}") is not None:
         module = importlib.import_module(f"api.cli.{optional}")
         app.registered_commands.extend(module.app.registered_commands)

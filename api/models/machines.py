@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from api.models.common import In, Out, Time
+
+
+def _without_guard(info: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in info.items() if name != "guard"}
 
 
 class Node(Out):
@@ -15,7 +19,9 @@ class Node(Out):
     id: str
     name: str
     state: str = Field(description="up, draining, drained or down")
-    info: dict[str, Any]
+    info: Annotated[dict[str, Any], AfterValidator(_without_guard)] = Field(
+        description="What its agent says of the machine; its guard has a resource of its own"
+    )
     slots: dict[str, int] = Field(default_factory=dict, description="How many slots are in each state")
     version: int
     started_at: Time

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from farm.client import assets, downloads, events
 from farm.client.credentials import Credentials, find_credentials
-from farm.client.fleet_models import Budget, Buffer, Key, Node, Pool, Project, Slot
+from farm.client.fleet_models import Budget, Buffer, Guard, Key, Node, Pool, Project, Slot
 from farm.client.models import Answer, Artifact, Attempt, Event, Frame, Job, Page, Reason, Step, Task
 from farm.client.transport import Transport
 
@@ -193,6 +193,10 @@ class FarmClient:
     def nodes(self) -> list[Node]:
         """Every machine."""
         return list(self._list("/v1/nodes", Node, None, {}))
+
+    def guard(self, node: str) -> Guard:
+        """The guard of a node (id or name) and its neighbours."""
+        return Guard.model_validate(self._get(f"/v1/nodes/{node}/guard"))
 
     def slots(self, **filters: Any) -> list[Slot]:
         """Slots; filter ``node``."""

@@ -22,6 +22,37 @@ class Node(Answer):
     seen_at: datetime | None = None
 
 
+class GuardedNeighbour(Answer):
+    """A language model service and what the guard makes of it. Latencies in milliseconds."""
+
+    name: str
+    role: str = "decode"
+    condition: str = ""
+    rung: str = "free"
+    frozen: bool = False
+    reason: str = ""
+    trouble: str | None = None
+    server: str | None = None
+    running: float | None = None
+    waiting: float | None = None
+    kv_usage: float | None = None
+    first_token_ms: float | None = None
+    itl_p50_ms: float | None = None
+    itl_p99_ms: float | None = None
+    budget_ms: float | None = None
+    share_over: float = 0.0
+
+
+class Guard(Answer):
+    """The guard of a node."""
+
+    at: datetime | None = None
+    rung: str = "free"
+    reason: str = ""
+    cpu_share: float | None = None
+    neighbours: list[GuardedNeighbour] = Field(default_factory=list)
+
+
 class Slot(Answer):
     """One worker process bound to one device."""
 

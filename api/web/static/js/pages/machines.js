@@ -2,6 +2,7 @@ import { get, post } from "../api.js";
 import { bar, byId, emptyNote, fill, h, keyed, setBar, stateMark, toast } from "../dom.js";
 import { ago, count, size } from "../format.js";
 import { calmly, listen } from "../live.js";
+import { guardPanel, updateGuard } from "../parts/guard.js";
 import { acting, begin, may } from "../shell.js";
 
 const NAMED = 64;
@@ -60,6 +61,7 @@ function makeNode(node) {
   return h("article", { class: "panel node" },
     h("header", null, h("h2", null, node.name), h("span", { class: "mark-state" }), h("span", { class: "muted about" }),
       h("span", { class: "end" }, h("span", { class: "faint seen" }), verbs)),
+    guardPanel(),
     h("div", { class: "scroll" }, h("table", { class: "rows" },
       h("thead", null, h("tr", null, ["Slot", "State", "Device", "Pools", "Task", "Restarts"].map((name) =>
         h("th", { scope: "col", class: name === "Restarts" ? "num" : null }, name)))), h("tbody"))));
@@ -69,6 +71,7 @@ function updateNode(panel, node, slots) {
   fill(panel.querySelector(".mark-state"), stateMark(node.state));
   panel.querySelector(".about").textContent = about(node.info);
   panel.querySelector(".seen").textContent = `seen ${ago(node.seen_at)}`;
+  if (node.info.neighbours?.length) get(`/v1/nodes/${node.id}/guard`).then((guard) => updateGuard(panel, guard), () => {});
   const draining = node.state.startsWith("drain");
   for (const button of panel.querySelectorAll("[data-verb]")) {
     button.hidden = node.state === "down" || (button.dataset.verb === "drain") === draining;
@@ -112,5 +115,5 @@ async function act(id, verb, told) {
 
 const refresh = calmly(load, 700);
 await load();
-listen({ seen: (type) => { if (/^(slot|node|attempt|task|job)/.test(type)) refresh(); }, again: refresh });
+listen({ seen: (type) => { if (/^(slot|node|attempt|task|job|guard)/.test(type)) refresh(); }, again: refresh });
 setInterval(refresh, 5000);
