@@ -1,0 +1,295 @@
+"""From ticket to finished attempts on real databases: what is counted, given back, or fenced off."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from farm import ledger
+from farm.attempt_logs import read_range
+from farm.db import tables as t
+from farm.lifecycle import leases
+from farm.lifecycle.commands import cancel_job, pause_job
+from farm.records import Ticket, TicketEntry
+from tests.integration.workers.shop import Shop, make_shop  # noqa: F401  a fixture
+from tests.kinds.probe.engine import png
+from workers.spool import read_unanswered
+
+
+def _meanwhile(shop: Shop, condition: Callable[[], object], action: Callable[[], None]) -> threading.Thread:
+    """Do something in another thread as soon as a condition holds; join it to see its failure."""
+
+    def run() -> None:
+        shop.wait(condition, "the moment to act")
+        action()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+def test_frames_are_published_with_all_that_is_known_of_them(shop: Shop) -> None:
+    job = shop.submit({"tasks": 2, "frames": 2, "do": {"frame_s": 0.05, "width": 3, "height": 2}})
+    shop.run(job)
+    tasks = shop.tasks(job)
+    assert [task.state for task in tasks] == ["done", "done"]
+    files = sorted(shop.rows(t.frame_files), key=lambda row: row.number)
+    assert [(row.number, row.output, row.width, row.height, row.format) for row in files] == [
+        (number, "probe.png", 3, 2, "png") for number in (1, 2, 3, 4)
+    ]
+    for row in files:
+        with shop.store.open(row.sha256) as reader:
+            assert reader.read() == png(3, 2, (row.number, 0, 1))
+    attempt = shop.attempt(tasks[0].id)
+    assert attempt.work_s >= 0.1
+    total = sum(getattr(attempt, f"{name}_s") for name in ("fetch", "load", "work", "write", "held"))
+    assert total == pytest.approx(attempt.slot_s, abs=0.1)
+    assert attempt.cpu_s >= 0
+    assert attempt.peak_rss > 10_000_000
+    assert {"scheduler", "events"} <= set(shop.woken)
+    assert not read_unanswered(Path(shop.bench.identity.spool))
+    assert [path for path in shop.bench.scratch.iterdir() if path.name != "assets"] == []
+    assert shop.rows(t.slots)[0].state == "idle"
+
+
+def test_an_attempt_whose_task_went_on_without_it_neither_publishes_nor_finishes(shop: Shop) -> None:
+    job = shop.submit({"frames": 6, "do": {"frame_s": 0.15}})
+    ticket = shop.ticket(job)
+    [entry] = ticket.entries
+
+    def lose() -> None:
+        with shop.db.write() as conn:
+            leases.lose(
+                conn, [(entry.task_id, entry.epoch)], error="lease over", settings=shop.bench.settings
+            )
+
+    thread = _meanwhile(shop, lambda: "frame 2" in shop.said(entry.task_id), lose)
+    shop.runner.run_ticket(ticket.to_json())
+    thread.join()
+    assert shop.said(entry.task_id)[-1] == "interrupted fenced-off"
+    [task] = shop.tasks(job)
+    assert task.state == "ready"
+    assert shop.attempt(task.id).state == "lost"
+    published = [row.number for row in shop.rows(t.frames) if row.state == "published"]
+    known = {row.sha256 for row in shop.rows(t.frame_files)}
+    assert len(published) <= 2
+    assert set(shop.store.iter_hashes()) > known, "what it made afterwards stays unreferenced"
+
+
+def test_between_tasks_of_a_bundle_a_cancel_is_seen(shop: Shop) -> None:
+    job = shop.submit({"tasks": 3, "do": {"deaf_s": 0.3}})
+    first, second, third = (task.id for task in shop.tasks(job))
+
+    def cancel() -> None:
+        with shop.db.write() as conn:
+            cancel_job(conn, job)
+
+    thread = _meanwhile(shop, lambda: shop.said(first), cancel)
+    shop.run(job)
+    thread.join()
+    # the one that had ended by itself counts
+    assert [task.state for task in shop.tasks(job)] == ["done", "cancelled", "cancelled"]
+    assert (shop.said(second), shop.said(third)) == ([], [])
+
+
+def test_between_tasks_of_a_bundle_a_pause_gives_the_rest_back_free(shop: Shop) -> None:
+    job = shop.submit({"tasks": 3, "do": {"deaf_s": 0.3}})
+    first, second, _ = (task.id for task in shop.tasks(job))
+
+    def pause() -> None:
+        with shop.db.write() as conn:
+            pause_job(conn, job)
+
+    thread = _meanwhile(shop, lambda: shop.said(first), pause)
+    shop.run(job)
+    thread.join()
+    assert [(task.state, task.charged) for task in shop.tasks(job)] == [
+        ("done", 0),
+        ("ready", 0),
+        ("ready", 0),
+    ]
+    assert shop.said(second) == []
+    assert shop.rows(t.slots)[0].state == "idle"
+
+
+def test_one_failing_task_of_a_bundle_does_not_fail_the_others(shop: Shop) -> None:
+    job = shop.submit({"tasks": 3, "frames": 1, "per_task": {1: {"fail_times": 1}}, "max_retries": 1})
+    shop.run(job)
+    assert [(task.state, task.charged) for task in shop.tasks(job)] == [
+        ("done", 0),
+        ("ready", 1),
+        ("done", 0),
+    ]
+    log = read_range(shop.bench.settings.logs, shop.attempt(shop.tasks(job)[1].id).id).text()
+    assert log == "failed: told to fail at attempt 1\n"
+
+
+def test_a_stopping_slot_gives_its_ticket_back(shop: Shop) -> None:
+    job = shop.submit({"tasks": 2})
+    ticket = shop.ticket(job)
+    shop.stop.append(True)
+    shop.runner.run_ticket(ticket.to_json())
+    assert [task.state for task in shop.tasks(job)] == ["ready", "ready"]
+
+
+@pytest.mark.parametrize(
+    "data", [{}, {"entries": 3, "slot_id": "x"}, {"slot_id": "other", "entries": [["task", 1]]}]
+)
+def test_a_ticket_that_is_not_ours_or_no_ticket_does_nothing(shop: Shop, data: dict[str, object]) -> None:
+    shop.runner.run_ticket(data)
+    assert shop.rows(t.attempts) == []
+
+
+def test_a_stale_ticket_leaves_the_slot_idle(shop: Shop) -> None:
+    job = shop.submit({})
+    ticket = shop.ticket(job)
+    [entry] = ticket.entries
+    shop.runner.run_ticket(Ticket(ticket.slot_id, (TicketEntry(entry.task_id, entry.epoch + 1),)).to_json())
+    assert shop.tasks(job)[0].state == "dispatched"
+    shop.runner.run_ticket(ticket.to_json())
+    shop.runner.run_ticket(ticket.to_json())
+    assert len(shop.rows(t.attempts)) == 1
+    assert shop.rows(t.slots)[0].state == "idle"
+
+
+def test_assets_are_read_only_files_under_their_job_paths(shop: Shop) -> None:
+    small, _ = shop.store.put_stream([b"small"])
+    big, _ = shop.store.put_stream([bytes(5 * 2**20)])
+    with shop.db.write() as conn:
+        from farm.lifecycle.publish import record_contents
+
+        record_contents(conn, [(small, 5), (big, 5 * 2**20)])
+    job = shop.submit(
+        {"do": {"read_assets": ["scene/a.bin", "scene/big.bin"]}},
+        {"name": "bad", "do": {"read_assets": ["../secret"]}, "max_retries": 5},
+        assets={"scene/a.bin": small, "scene/big.bin": big},
+    )
+    shop.run(job)
+    [task] = shop.tasks(job)
+    assert task.state == "done"
+    assert f"asset scene/a.bin {b'small'.hex()}" in shop.said(task.id)
+    folder = shop.bench.scratch / "assets" / job / "scene"
+    assert {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()} == {
+        "a.bin": 0o444, "big.bin": 0o444,
+    }  # fmt: skip
+    shop.run(job, "bad")
+    [bad] = shop.tasks(job, "bad")
+    assert (bad.state, bad.error) == (
+        "failed", "the job has no asset '../secret'; its assets are: scene/a.bin, scene/big.bin",
+    )  # fmt: skip
+
+
+def test_deferred_steps_and_results_and_frames_of_earlier_steps(shop: Shop) -> None:
+    job = shop.submit(
+        {
+            "name": "look",
+            "tasks": 2,
+            "frames": 1,
+            "per_task": {0: {"result": {"tasks": 2}}, 1: {"result": {"tasks": 1}}},
+        },
+        {"name": "work", "deferred_on": "look", "after": ["look"], "do": {"read_frames_of": "look"}},
+    )
+    shop.run(job, "look")
+    made = shop.tasks(job, "work")
+    assert [task.state for task in made] == ["ready"] * 3
+    shop.run(job, "work")
+    assert [task.state for task in shop.tasks(job, "work")] == ["done"] * 3
+    assert "frames 1,2" in shop.said(made[0].id)
+    assert shop.rows(t.jobs)[0].state == "done"
+
+
+def test_a_full_budget_is_waited_for_and_said(shop: Shop) -> None:
+    node = shop.world.node_id
+    with shop.db.write() as conn:
+        other = ledger.reserve(conn, node, None, "spool", 900, "dataset")
+    assert other is not None
+    job = shop.submit(
+        {"do": {"reserve": ["spool", 200]}}, {"name": "never", "do": {"reserve": ["spool", 2000]}}
+    )
+    [task] = shop.tasks(job)
+
+    def release() -> None:
+        with shop.db.write() as conn:
+            ledger.release(conn, other)
+
+    def waits() -> bool:
+        return any(row.type == "buffer.waiting" for row in shop.rows(t.events))
+
+    thread = _meanwhile(shop, waits, release)
+    shop.run(job)
+    thread.join()
+    assert shop.tasks(job)[0].state == "done"
+    attempt = shop.attempt(task.id)
+    assert attempt.held_s > 0
+    assert "budget is full" in read_range(shop.bench.settings.logs, attempt.id).text()
+    shop.run(job, "never")
+    [never] = shop.tasks(job, "never")
+    assert "whole budget is 1,000" in never.error
+    with shop.db.read() as conn:
+        assert ledger.check_budgets(conn) == []
+        assert set(conn.scalars(sa.select(t.byte_budgets.c.reserved_bytes))) == {0}
+
+
+def test_checkpoints_are_buffers_of_the_store_until_the_task_is_done(shop: Shop) -> None:
+    job = shop.submit({"do": {"count_to": 12, "count_s": 0.05}})
+    [task] = shop.tasks(job)
+    ticket = shop.ticket(job)
+    thread = _meanwhile(
+        shop, lambda: (row := shop.tasks(job)[0]).checkpoint and row, lambda: shop.runner.park()
+    )
+    shop.runner.run_ticket(ticket.to_json())
+    thread.join()
+    parked = shop.tasks(job)[0]
+    assert (parked.state, parked.charged) == ("ready", 0)
+    live = [row for row in shop.rows(t.buffers) if row.state != "released"]
+    assert [(row.medium, row.purpose, row.state, row.sha256) for row in live] == [
+        ("store", "checkpoint", "filled", parked.checkpoint)
+    ]
+    shop.run(job)
+    assert shop.tasks(job)[0].state == "done"
+    assert {row.state for row in shop.rows(t.buffers)} == {"released"}
+    starts = [line for line in shop.said(task.id) if line.startswith("count from")]
+    assert starts[0] == "count from 0"
+    assert int(starts[1].split()[-1]) > 0
+
+
+def test_a_checkpoint_that_no_budget_holds_fails_the_attempt(shop: Shop) -> None:
+    with shop.db.write() as conn:
+        ledger.set_budget(conn, shop.world.node_id, "store", 0)
+    job = shop.submit({"do": {"count_to": 2, "count_s": 0.0}, "max_retries": 0})
+    shop.run(job)
+    assert "whole budget is 0" in shop.tasks(job)[0].error
+
+
+def test_what_stays_loaded_is_told(shop: Shop) -> None:
+    shop.run(shop.submit({"do": {"warm": "scene:abc"}}))
+    assert shop.rows(t.slots)[0].warm == ["scene:abc"]
+
+
+def test_an_artifact_is_kept_with_its_name(shop: Shop) -> None:
+    job = shop.submit({"do": {"artifact": True}})
+    shop.run(job)
+    [row] = shop.rows(t.artifacts)
+    assert (row.name, row.media_type, row.task_id) == ("artifact.txt", "text/plain", shop.tasks(job)[0].id)
+    with shop.store.open(row.sha256) as reader:
+        assert reader.read() == f"artifact of {row.task_id}".encode()
+
+
+def test_frames_published_before_a_failure_are_not_made_again(shop: Shop) -> None:
+    job = shop.submit({"frames": 3, "do": {"fail_times": 1}, "max_retries": 1})
+    shop.run(job)
+    shop.wait(lambda: shop.tasks(job)[0].not_before is None or shop.tasks(job)[0].state == "ready", "ready")
+    with shop.db.write() as conn:
+        conn.execute(t.tasks.update().values(not_before=None))
+    shop.run(job)
+    [task] = shop.tasks(job)
+    assert task.state == "done"
+    assert [line for line in shop.said(task.id) if line.startswith("frame")] == [
+        "frame 1",
+        "frame 2",
+        "frame 3",
+    ]
