@@ -75,7 +75,7 @@ class AttemptLog:
         return self._pipe_write
 
     def close(self, drain_s: float = 2.0) -> None:
-        """Take what is still in the pipe, write the tail and close; waits for no grandchild. Again is fine."""
+        """Take what is still in the pipe, write the tail, close; waits for no grandchild. Again is fine."""
         if self._fd < 0:
             return
         if self._pump is not None:
