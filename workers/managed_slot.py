@@ -174,7 +174,11 @@ class ManagedSlot:
         assert self.process is not None and self.control is not None
         lived_s = time.monotonic() - self.process.started_at
         note = self.process.collect()
-        serial = self.control.read().serial
+        last = self.control.read()
+        serial = last.serial
+        if last.ready:
+            # it has taken tickets, so it starts well; a task that kills it is bounded by its retries
+            self._quick_deaths = -1
         self.control.close()
         self.process = self.control = None
         # a slot that lived for a while, or was ended by us, is no sign of trouble
