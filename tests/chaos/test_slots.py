@@ -60,7 +60,7 @@ def test_a_slot_that_dies_in_a_bundle_charges_only_the_task_it_was_on(farm: Farm
     job = farm.submit(
         {
             "tasks": 6,
-            "frames": 1,
+            "frames": 2,
             "seconds": 0.01,
             "per_task": {2: {"kill_slot_times": 1}},
             "max_retries": 1,
