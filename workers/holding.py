@@ -6,7 +6,7 @@ import time
 
 from farm.errors import CancelRequested, FencedOff, ParkRequested, TimedOut
 from farm.records import ClaimedTask
-from workers.control import Command, SlotControl, unpack
+from workers.control import COMMAND_WORD, Command, SlotControl, unpack
 from workers.phases import PhaseClock
 
 _POLL_S = 0.002
@@ -27,6 +27,7 @@ class Obedience:
         self._task = task
         self._clock = clock
         self._read = control.word
+        self._words = control.words
         self._calm = 0
         self._alarm: type[ParkRequested | FencedOff] | None = None
         self._worked_since = time.monotonic()
@@ -43,9 +44,8 @@ class Obedience:
 
     def check(self) -> None:
         """Obey; see :meth:`jobs.engine.Host.check`."""
-        if self._read() == self._calm:
-            return
-        self._obey()
+        if self._words[COMMAND_WORD] != self._calm:
+            self._obey()
 
     def _obey(self) -> None:
         paused_at: float | None = None
