@@ -157,6 +157,49 @@ def orphan(conn: sa.Connection, buffer_id: str, note: str) -> None:
         )
 
 
+def note_orphan(conn: sa.Connection, node_id: str, slot_id: str, medium: str, nbytes: int, note: str) -> str:
+    """Bytes of a slot's medium are held by somebody who never reserved them; the buffer's id.
+
+    They count against the budget, also above it: they are in use. ``note`` says which process has them.
+    """
+    changed = conn.execute(
+        byte_budgets.update()
+        .where(_of(node_id, medium))
+        .values(reserved_bytes=byte_budgets.c.reserved_bytes + nbytes)
+    )
+    if not changed.rowcount:
+        conn.execute(
+            byte_budgets.insert().values(
+                node_id=node_id, medium=medium, budget_bytes=nbytes, reserved_bytes=nbytes
+            )
+        )
+    buffer_id = new_id("buf")
+    conn.execute(
+        buffers.insert().values(
+            id=buffer_id,
+            node_id=node_id,
+            slot_id=slot_id,
+            medium=medium,
+            purpose="frame staging",
+            bytes=nbytes,
+            state="orphaned",
+            note=note,
+            created_at=db_now(),
+            changed_at=db_now(),
+        )
+    )
+    data = {"buffer": buffer_id, "note": note}
+    events.emit(conn, "buffer.orphaned", node_id=node_id, slot_id=slot_id, data=data)
+    return buffer_id
+
+
+def clear_orphans(conn: sa.Connection, slot_id: str, medium: str) -> int:
+    """A slot's medium was seen free: what was orphaned there is released; how many buffers."""
+    return _release(
+        conn, buffers.c.slot_id == slot_id, buffers.c.medium == medium, buffers.c.state == "orphaned"
+    )
+
+
 def release(conn: sa.Connection, buffer_id: str) -> bool:
     """Give the bytes back to the budget; False when they were released before."""
     return _release(conn, buffers.c.id == buffer_id) == 1

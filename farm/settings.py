@@ -63,6 +63,13 @@ class Settings(BaseSettings):
     agent_poll_s: float = Field(
         default=1.0, description="How often a node looks for wishes in the database, wakes apart."
     )
+    audit_every_s: float = Field(
+        default=10.0, description="How often a node looks whether its slots are where the plan put them."
+    )
+    preemption_file: Path | None = Field(
+        default=None,
+        description="When this file appears, the machine is about to be taken away: work parks, the node drains.",
+    )
     scheduler_tick_s: float = Field(
         default=1.0, description="How often the scheduler looks for work, wakes apart."
     )

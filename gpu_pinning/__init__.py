@@ -20,6 +20,7 @@ The whole public surface, in the order of use::
 Nothing here imports anything of Stillframe's other packages, and NVML is loaded at the first use only.
 """
 
+from gpu_pinning import procfs
 from gpu_pinning.audit import (
     Finding,
     audit_gpus,
@@ -100,6 +101,7 @@ __all__ = [
     "nvml_session",
     "orphaned_vram",
     "prepare_delegation",
+    "procfs",
     "read_topology",
     "render_diff",
     "render_drawing",

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from gpu_pinning.cores import CorePool
-from gpu_pinning.machine import Gpu, Topology
+from gpu_pinning.machine import Gpu, GpuProcess, Topology
 from gpu_pinning.observed import ObservedNeighbour
 from gpu_pinning.plan import NeighbourPlan, Refusal, Sharing, SlotPlan
 from gpu_pinning.sharing import Place
@@ -21,14 +21,19 @@ _REMOTE = 6
 
 def busy_reason(gpu: Gpu) -> str | None:
     """Why a GPU is somebody else's, or None where it is free."""
-    if gpu.processes is None:
+    return busy_text(gpu.processes, gpu.memory_used_bytes, gpu.memory_bytes)
+
+
+def busy_text(processes: tuple[GpuProcess, ...] | None, used: int | None, total: int) -> str | None:
+    """Why a GPU with these processes and bytes in use is somebody else's, or None where it is free."""
+    if processes is None:
         return "the processes on it cannot be listed here"
-    if gpu.processes:
-        return "used by " + ", ".join(f"{p.name or 'a process'} (pid {p.pid})" for p in gpu.processes)
-    if gpu.memory_used_bytes is None or gpu.memory_bytes <= 0:
+    if processes:
+        return "used by " + ", ".join(f"{p.name or 'a process'} (pid {p.pid})" for p in processes)
+    if used is None or total <= 0:
         return "its memory in use cannot be read here"
-    if gpu.memory_used_bytes >= IDLE_SHARE * gpu.memory_bytes:
-        share = gpu.memory_used_bytes / gpu.memory_bytes
+    if used >= IDLE_SHARE * total:
+        share = used / total
         return f"{share:.0%} of its memory is in use by processes that are not listed here"
     return None
 

@@ -15,22 +15,30 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
+import sqlalchemy as sa
 import structlog
 
+from farm import events
 from farm.broker.wakes import Wakes
 from farm.errors import Conflict, InvalidInput, Unavailable
 from farm.ids import new_id
 from farm.settings import Settings
 from farm.settings import settings as read_settings
 from gpu_pinning import Fence, PinningError, prepare_delegation
+from workers.auditing import Auditor, Subject
+from workers.findings import FindingsDesk
+from workers.guarding import Guarding
 from workers.link import DatabaseLink
 from workers.managed_slot import ManagedSlot, NodeFolders, Pulse
 from workers.node_config import NodeConfig, read_node_config
 from workers.orders import Circumstances, order
 from workers.placement import Seating, device_of, keep_plan, seat
+from workers.preemption import Preemption
 from workers.processes import become_subreaper, end_strays
+from workers.reseating import Reseating, without_ours
 
 log = structlog.get_logger(__name__)
 _LOOK_S = 0.1
@@ -71,6 +79,14 @@ class Agent:
             notify=self._notify,
             wake=self._wakes.wake,
         )
+        self._reseating: Reseating | None = None
+        self._replan_wanted = False
+        self._auditor = Auditor(lambda: self._seating, self._subjects, self._notify, settings.audit_every_s)
+        self._desk = FindingsDesk(self._link, self._retire)
+        self._guard = Guarding(seating, self._folders, self._link, self._notify)
+        self._preemption = Preemption(
+            settings.preemption_file, self._folders.control / "preempted", self._link
+        )
 
     def run(self) -> int:
         """Work until told to stop; the exit code. Must be called on the main thread."""
@@ -98,28 +114,29 @@ class Agent:
             self._begin_stop()
         now = time.monotonic()
         for slot_id in self._link.take_buried():
-            slot = self._slots[slot_id]
-            slot.restart_at = now + slot.back_off_s()
+            if (slot := self._slots.get(slot_id)) is not None:
+                slot.restart_at = now + slot.back_off_s()
+        for news in self._auditor.take_news():
+            self._desk.act(news, self._slots)
+        if self._stopping_at is None:
+            self._reseat()
+        if self._slots and self._stopping_at is None:
+            self._preemption.turn(self._link.node_id)
+            self._guard.turn(now)
         for slot in self._slots.values():
             self._look_at(slot, now)
-        strays = end_strays(
-            slot.process.keeper_pid for slot in self._slots.values() if slot.process is not None
-        )
+        keepers = [slot.process.keeper_pid for slot in self._slots.values() if slot.process is not None]
+        strays = end_strays([*keepers, *self._guard.services.pids()])
         if strays:
             log.warning("ended processes whose keeper was killed", pids=strays)
 
     def _take_up(self, node_id: str, slots: dict[str, str]) -> None:
-        for planned in self._seating.plan.slots:
-            slot_id = slots[planned.name]
-            self._slots[slot_id] = ManagedSlot(
-                slot_id,
-                planned,
-                Fence.create(self._seating.machine, planned, self._folders.fence),
-                device_of(self._seating, planned),
-                (node_id, self._config.name),
-                self._folders,
-            )
+        for name in self._seating.plan.by_name:
+            self._add_slot(slots[name], name)
         keep_plan(self._settings.data, self._seating.plan)
+        self._auditor.start()
+        self._preemption.forget(node_id)
+        self._guard.start(self._slots)
         self._wakes_thread = threading.Thread(
             target=self._run_wakes, args=(f"node.{node_id}",), name="wakes", daemon=True
         )
@@ -130,6 +147,10 @@ class Agent:
             if slot.restart_at is not None and now >= slot.restart_at and self._stopping_at is None:
                 self._start(slot, now)
             return
+        if not slot.launch_seen and (rows := slot.process.launched()) is not None:
+            slot.launch_seen = True
+            slot.device = device_of(self._seating, slot.seat, rows)
+            self._desk.show(slot)
         reading = slot.look(now)
         if reading is not None and reading.serial:
             view = self._link.view
@@ -140,19 +161,51 @@ class Agent:
                     slot_state=view.slot_states.get(slot.slot_id, ""),
                     limits=slot.limits,
                     database_silent_s=self._link.silent_s(),
-                    stopping=self._stopping_at is not None,
+                    stopping=slot.leaving if self._stopping_at is None else "the node's agent is stopping",
+                    draining=view.node_state in ("draining", "drained"),
+                    guard=self._guard.wish(slot),
                 ),
                 self._settings,
             )
-            slot.tell(chosen.command, chosen.reason, chosen.grace_s, now)
+            slot.tell(chosen.command, chosen.reason, chosen.grace_s, now, chosen.duty)
         if slot.kill_at is not None and now >= slot.kill_at:
             log.warning("a slot has not obeyed in time", slot=slot.name, asked=slot.asked.name)
+            slot.kill()
+        elif slot.end_by is not None and now >= slot.end_by and not slot.killed:
+            log.warning("a slot has not parked in time", slot=slot.name, why=slot.leaving)
             slot.kill()
         elif self._stopping_at is not None and not slot.killed and now >= self._kill_all_at():
             slot.kill()
 
+    def _add_slot(self, slot_id: str, name: str) -> None:
+        planned = self._seating.plan.slot(name)
+        assert self._link.registration is not None
+        self._slots[slot_id] = ManagedSlot(
+            slot_id,
+            planned,
+            Fence.create(self._seating.machine, planned, self._folders.fence),
+            device_of(self._seating, planned),
+            (self._link.registration.node_id, self._config.name),
+            self._folders,
+        )
+        self._auditor.expect_free(slot_id, planned)
+
+    def _retire(self, slot: ManagedSlot, reason: str) -> None:
+        """Drain a slot: it parks what it is on, ends and, if it is still planned, starts anew."""
+        if slot.process is None or slot.leaving or self._stopping_at is not None:
+            return
+        log.warning("a slot is drained", slot=slot.name, reason=reason)
+        self._link.set_slot_state(slot.slot_id, "draining", reason)
+        slot.retire(reason, time.monotonic() + self._settings.park_grace_s)
+
     def _start(self, slot: ManagedSlot, now: float) -> None:
+        if self._auditor.why_wait(slot.slot_id) is not None:
+            return
         try:
+            if self._reseating is not None:
+                if not self._reseating.may_start(slot, self._slots):
+                    return
+                self._reseating.take_seat(slot, self._folders)
             slot.start(self._settings)
         except (PinningError, OSError) as error:
             log.error("a slot could not be started", slot=slot.name, error=str(error))
@@ -166,15 +219,70 @@ class Agent:
         assert slot.process is not None
         self._selector.unregister(slot.process.pidfd)
         death = slot.ended()
+        self._auditor.expect_free(slot.slot_id, slot.seat)
         if self._stopping_at is None:
             log.warning("a slot ended", slot=slot.name, note=death.note, serial=death.serial)
         self._link.bury(death)
+
+    # --- a changed farm.toml -------------------------------------------------------------------------
+
+    def _replan(self) -> None:
+        """Read farm.toml again, and begin a rolling drain to what it says; a bad one changes nothing."""
+        try:
+            config = read_node_config(self._config.path)
+            if config.name != self._config.name:
+                raise InvalidInput("name: a running node keeps its name; stop the agent to change it")
+            seats = {slot.name: slot.seat for slot in self._slots.values()}
+            pids = {pid for subject in self._subjects() for pid in subject.fence.pids(subject.pid)}
+            wanted = seat(config, lambda machine: without_ours(machine, seats, pids))
+        except (InvalidInput, PinningError) as error:
+            log.error("farm.toml is not applied; the plan that runs stays", error=str(error))
+            return
+        tell_plan(wanted)
+        self._reseating = Reseating(self._seating, wanted, self._retire)
+        changes = [change.model_dump(mode="json") for change in self._reseating.changes]
+        log.info("applying farm.toml", changes=len(changes))
+        self._seating = wanted
+        self._link.reseat(wanted)
+
+        def once(conn: sa.Connection) -> None:
+            events.emit(conn, "node.plan", node_id=self._link.node_id, data={"changes": changes})
+
+        self._link.tell("plan changed", once)
+
+    def _reseat(self) -> None:
+        if self._replan_wanted and self._reseating is None and self._slots:
+            self._replan_wanted = False
+            self._replan()
+        moving, known = self._reseating, self._link.registration
+        if moving is None or known is None or not moving.wanted.plan.by_name.keys() <= known.slots.keys():
+            return
+        for name in moving.wanted.plan.by_name:
+            if known.slots[name] not in self._slots:
+                self._add_slot(known.slots[name], name)
+        for slot in moving.turn(self._slots):
+            with suppress(PinningError):
+                slot.fence.remove()
+            self._link.forget(slot.slot_id)
+            del self._slots[slot.slot_id]
+        for name in moving.relabelled():
+            slot, planned = self._slots[known.slots[name]], moving.wanted.plan.slot(name)
+            if slot.seat != planned:
+                slot.seat = planned
+                rows = slot.process.launched() if slot.process is not None else None
+                slot.device = device_of(moving.wanted, planned, rows)
+                self._desk.show(slot)
+        if moving.done(self._slots):
+            log.info("farm.toml is applied")
+            keep_plan(self._settings.data, moving.wanted.plan)
+            self._reseating = None
 
     # --- stopping ------------------------------------------------------------------------------------
 
     def _begin_stop(self) -> None:
         self._stopping_at = time.monotonic()
         log.info("stopping: slots park their tasks")
+        self._guard.release()
         for slot in self._slots.values():
             if slot.process is not None:
                 self._link.set_slot_state(slot.slot_id, "draining", "the node's agent is stopping")
@@ -191,6 +299,8 @@ class Agent:
 
     def _end_all(self) -> None:
         """Whatever happened, no process stays and the database hears of it where it can."""
+        self._guard.release()
+        self._guard.services.stop()
         for slot in self._slots.values():
             if slot.process is not None:
                 slot.kill()
@@ -202,11 +312,24 @@ class Agent:
         while not self._link.idle() and time.monotonic() < deadline:
             time.sleep(0.01)
         self._ended.set()
+        self._auditor.stop()
         self._link.stop(2.0)
+        for slot in self._slots.values():
+            with suppress(PinningError):
+                slot.fence.remove()
         self._wakes.close()
         os.close(self._lock_fd)
 
-    # --- for the link's thread -----------------------------------------------------------------------
+    # --- for the threads ----------------------------------------------------------------------------
+
+    def _subjects(self) -> list[Subject]:
+        found = []
+        for slot in list(self._slots.values()):
+            process, reading = slot.process, slot.reading
+            pid = process.slot_pid if process is not None and slot.launch_seen and not slot.killed else None
+            idle = reading is not None and reading.ready and not reading.serial
+            found.append(Subject(slot.slot_id, slot.fence, pid, idle and not slot.leaving))
+        return found
 
     def _serials(self) -> dict[str, int]:
         found = {}
@@ -265,9 +388,19 @@ class Agent:
             self._stop_signals += 1
             self._notify()
 
+        def taken_away(number: int, frame: object) -> None:
+            self._preemption.signal()
+            self._notify()
+
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, stop)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGUSR2, taken_away)
+
+        def replan(number: int, frame: object) -> None:
+            self._replan_wanted = True
+            self._notify()
+
+        signal.signal(signal.SIGHUP, replan)
 
 
 def run_agent(settings: Settings, config: NodeConfig | None = None) -> int:

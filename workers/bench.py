@@ -55,6 +55,8 @@ class Bench:
     spool: Spool
     wake: Callable[[str], object]
     stopping: Callable[[], bool] = lambda: False
+    why_gpu_busy: Callable[[], str | None] = lambda: None
+    """Why the slot's GPU is somebody else's at this moment; asked before each claim."""
 
     @property
     def scratch(self) -> Path:

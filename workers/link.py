@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ class View:
 
     held: dict[int, repository.HeldTask] = field(default_factory=dict)
     slot_states: dict[str, str] = field(default_factory=dict)
+    node_state: str = ""
     fenced: frozenset[int] = frozenset()
     """Serials that slots are on although the database knows them as over."""
 
@@ -119,6 +120,72 @@ class DatabaseLink:
         with self._lock:
             taken, self.buried = self.buried, []
         return taken
+
+    @property
+    def node_id(self) -> str:
+        """Our node's id. Only after registration."""
+        assert self.registration is not None
+        return self.registration.node_id
+
+    def tell(self, what: str, action: Callable[[sa.Connection], object], wake: str | None = None) -> None:
+        """Do something in a transaction of its own, in order with everything else that is told."""
+
+        def once() -> None:
+            with self._db.write() as conn:
+                action(conn)
+            if wake is not None:
+                self._wake(wake)
+
+        self._add(what, once)
+
+    def hold(self, slot_id: str, reason: str) -> None:
+        """Hold a slot that could take work."""
+        self.tell(f"{slot_id} held", lambda conn: machines.hold_slot(conn, slot_id, reason))
+
+    def let_go(self, slot_id: str, reason_head: str) -> None:
+        """Let a slot go that was held for a reason that begins so."""
+        self.tell(
+            f"{slot_id} let go",
+            lambda conn: machines.let_go_slot(conn, slot_id, reason_head),
+            wake="scheduler",
+        )
+
+    def reseat(self, seating: Seating) -> None:
+        """The node is to be as this plan has it: new slots get their rows, and the registration names them.
+
+        Slots that are no longer planned keep theirs until :meth:`forget`.
+        """
+
+        def once() -> None:
+            assert self.registration is not None
+            known = dict(self.registration.slots)
+            with self._db.write() as conn:
+                machines.describe_node(conn, self.node_id, node_info(seating))
+                for slot in seating.plan.slots:
+                    if slot.name not in known:
+                        device = device_of(seating, slot)
+                        known[slot.name] = machines.register_slot(
+                            conn, self.node_id, slot.name, slot.pools, device
+                        )
+                for medium, size in (vram_budget(seating) | seating.config.budgets).items():
+                    ledger.set_budget(conn, self.node_id, medium, size)
+            self._seating = seating
+            self.registration = replace(self.registration, slots=known)
+
+        self._add("new plan", once)
+
+    def forget(self, slot_id: str) -> None:
+        """A slot is gone from the plan, and its process has ended."""
+
+        def once() -> None:
+            assert self.registration is not None
+            kept = {name: each for name, each in self.registration.slots.items() if each != slot_id}
+            with self._db.write() as conn:
+                machines.retire_slots(conn, self.node_id, keep=list(kept.values()))
+                machines.set_slot_state(conn, slot_id, "dead", "not in the plan any more")
+            self.registration = replace(self.registration, slots=kept)
+
+        self._add(f"{slot_id} gone", once)
 
     def set_slot_state(self, slot_id: str, state: str, reason: str | None) -> None:
         """Write a slot's state as soon as that can be done."""
@@ -211,9 +278,10 @@ class DatabaseLink:
         with self._db.read() as conn:
             held = {task.serial: task for task in repository.held_tasks(conn, node_id)}
             rows = repository.slot_states(conn, node_id)
+            node_state = repository.node_state(conn, node_id)
         states = {slot_id: state for slot_id, (state, _) in rows.items()}
         fenced = frozenset(serial for serial in serials.values() if serial and serial not in held)
-        self.view = View(held, states, fenced)
+        self.view = View(held, states, node_state, fenced)
         self._show_the_living(rows)
         fractions = self._progress()
         moved = [

@@ -108,6 +108,11 @@ class ManagedSlot:
         self.asked_serial = 0
         self.asked_reason = ""
         self.restart_at: float | None = 0.0
+        self.leaving = ""
+        """Why this process life is being ended by us; empty: it is not."""
+        self.end_by: float | None = None
+        self.launch_seen = False
+        """Whether the launcher has said how the present process is held."""
         self._quick_deaths = 0
         self._node = node
         self._folders = folders
@@ -163,6 +168,7 @@ class ManagedSlot:
         self.kill_at = None
         self.killed = False
         self.restart_at = None
+        self.leaving, self.end_by, self.launch_seen = "", None, False
         self._say_nothing()
 
     def spool_path(self) -> Path:
@@ -173,6 +179,7 @@ class ManagedSlot:
         """Collect a process that is over; says what the database is to hear."""
         assert self.process is not None and self.control is not None
         lived_s = time.monotonic() - self.process.started_at
+        retired = bool(self.leaving)
         note = self.process.collect()
         last = self.control.read()
         serial = last.serial
@@ -182,7 +189,7 @@ class ManagedSlot:
         self.control.close()
         self.process = self.control = None
         # a slot that lived for a while, or was ended by us, is no sign of trouble
-        self._quick_deaths = 0 if lived_s > _SETTLED_S or self.killed else self._quick_deaths + 1
+        self._quick_deaths = 0 if lived_s > _SETTLED_S or self.killed or retired else self._quick_deaths + 1
         asked_this = serial != 0 and serial == self.asked_serial
         return Death(
             slot_id=self.slot_id,
@@ -237,16 +244,20 @@ class ManagedSlot:
             return None
         return Pulse(0.0 if process.frozen else now - self.beat_moved_at, *reading.claimed)
 
-    def tell(self, command: Command, reason: str, grace_s: float | None, now: float) -> None:
+    def tell(
+        self, command: Command, reason: str, grace_s: float | None, now: float, duty: int = 100
+    ) -> None:
         """Ask something of the attempt that the slot is on; kill it when it has not ended after the grace."""
         if self.control is None or self.reading is None or self.reading.serial == 0:
             return
         serial = self.reading.serial
         if (command, serial) == (self.asked, self.asked_serial):
+            if command is Command.PAUSE:
+                self._stop_new_groups()
             return
         if serial != self.asked_serial and command is Command.RUN:
             return
-        self.control.command(serial, command)
+        self.control.command(serial, command, duty)
         self._signal_groups(command)
         self.asked, self.asked_serial, self.asked_reason = command, serial, reason
         self.kill_at = None if grace_s is None else now + grace_s
@@ -258,9 +269,17 @@ class ManagedSlot:
             self.kill_at = None
             self.process.kill()
 
+    def retire(self, reason: str, end_by: float) -> None:
+        """Let the process park its task and end; kill it when it has not ended at ``end_by``."""
+        if self.process is not None and not self.leaving:
+            self.leaving, self.end_by = reason, end_by
+            self.end()
+
     def end(self) -> None:
         """Ask the process to park its task, begin nothing and end."""
         if self.process is not None and self.control is not None:
+            # one that is frozen could not hear of it
+            self.process.thaw()
             self.control.order_stop()
             self._signal_groups(Command.PARK)
             self.process.ask_to_end()
@@ -269,6 +288,14 @@ class ManagedSlot:
         self.asked, self.asked_serial, self.asked_reason = Command.RUN, 0, ""
         self.kill_at = None
         self._stopped_groups = ()
+
+    def _stop_new_groups(self) -> None:
+        """Child groups that were declared while the attempt is paused stand still too."""
+        assert self.reading is not None
+        new = tuple(group for group in self.reading.groups if group not in self._stopped_groups)
+        if new:
+            _signal(new, signal.SIGSTOP)
+            self._stopped_groups += new
 
     def _signal_groups(self, command: Command) -> None:
         """Foreign programs do not read the control word: stop them as groups, or let them go on."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,6 @@ from workers.node_config import NodeConfig
 
 KEPT_PLAN = "plan.json"
 """File in the data folder with the plan that an agent has applied; ``farm plan --diff`` reads it."""
-BUSY_PREFIX = "its GPU is in use: "
-"""How the reason of a hold begins that stands only while a stranger uses the slot's GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +43,12 @@ class Seating:
         return max(gpu.memory_used_bytes or 0 for gpu in gpus)
 
 
-def seat(config: NodeConfig) -> Seating:
-    """Read the machine, find its neighbours, plan. Raises :class:`gpu_pinning.PinningError`."""
-    machine = read_topology()
+def seat(config: NodeConfig, seen: Callable[[Topology], Topology] = lambda machine: machine) -> Seating:
+    """Read the machine, find its neighbours, plan. Raises :class:`gpu_pinning.PinningError`.
+
+    ``seen`` may correct what was read before it is planned on.
+    """
+    machine = seen(read_topology())
     return Seating(config, machine, make_plan(machine, config.wishes, discover_neighbours(machine)))
 
 
@@ -88,6 +89,7 @@ def device_of(
             "pci": list(slot.pci),
             "vram": seating.memory_bytes(slot),
             "share": {"mig": "mig", "mps": "mps"}.get(slot.kind),
+            "in_use_by_wish": seating.in_use_before(slot) is not None,
         }
     worst = max(
         (pair for pair in seating.plan.sharing if pair.slot == slot.name),

@@ -17,10 +17,14 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from gpu_pinning import Fence, FenceError
-from gpu_pinning.group import Setting
 from workers import keeper
+
+if TYPE_CHECKING:
+    # a slot imports this module too, and must be ready soon after it was started
+    from gpu_pinning import Fence
+    from gpu_pinning.group import Setting
 
 _KEEPER = Path(keeper.__file__)
 _MPS_MARK = b"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="
@@ -141,7 +145,7 @@ class SlotProcess:
         """Stop the slot and all that is below it where they stand."""
         self.frozen = True
         if self.fence is not None and "freeze" in self.fence.group.folders:
-            with contextlib.suppress(FenceError):
+            with contextlib.suppress(self._fence_error()):
                 # one that is not seen frozen in time, in a long system call, stops when it leaves that
                 self.fence.group.freeze(_FREEZE_S)
             return
@@ -153,7 +157,7 @@ class SlotProcess:
             return
         self.frozen = False
         if self.fence is not None and "freeze" in self.fence.group.folders:
-            with contextlib.suppress(FenceError):
+            with contextlib.suppress(self._fence_error()):
                 self.fence.group.thaw(_FREEZE_S)
             return
         _signal_all(reversed(keeper.descendants(self.keeper_pid)), signal.SIGCONT)
@@ -183,10 +187,16 @@ class SlotProcess:
         self._status_fd = -1
         os.close(self.pidfd)
         if self.fence is not None and self.fence.group.pids() and not self.gentle:
-            with contextlib.suppress(FenceError):
+            with contextlib.suppress(self._fence_error()):
                 self.fence.group.kill(2.0)
             left = max(left, len(self.fence.group.pids()))
         return ExitNote(note.code, note.signal, left)
+
+    @staticmethod
+    def _fence_error() -> type[Exception]:
+        from gpu_pinning import FenceError
+
+        return FenceError
 
     def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):

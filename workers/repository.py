@@ -54,6 +54,27 @@ def published_files(conn: sa.Connection, job_id: str, step: str, output: str) ->
     return [PublishedFile(*row) for row in conn.execute(query)]
 
 
+@dataclass(frozen=True, slots=True)
+class PublishedArtifact:
+    """One artifact of a step."""
+
+    name: str
+    sha256: str
+    meta: dict[str, Any]
+
+
+def published_artifacts(conn: sa.Connection, job_id: str, step: str) -> list[PublishedArtifact]:
+    """Artifacts of a step's done tasks, by name; of two with one name the newer."""
+    query = (
+        sa.select(t.artifacts.c.name, t.artifacts.c.sha256, t.artifacts.c.meta)
+        .join(t.steps, t.steps.c.id == t.artifacts.c.step_id)
+        .where(t.artifacts.c.job_id == job_id, t.steps.c.name == step)
+        .order_by(t.artifacts.c.name, t.artifacts.c.created_at, t.artifacts.c.id)
+    )
+    newest = {row.name: PublishedArtifact(*row) for row in conn.execute(query)}
+    return list(newest.values())
+
+
 def results(conn: sa.Connection, job_id: str, step: str) -> list[dict[str, Any]]:
     """What the done tasks of a step found, in task order; the newest take of each position counts."""
     query = (
@@ -131,6 +152,11 @@ def slot_states(conn: sa.Connection, node_id: str) -> dict[str, tuple[str, str |
         t.slots.c.node_id == node_id
     )
     return {row.id: (row.state, row.incarnation) for row in conn.execute(query)}
+
+
+def node_state(conn: sa.Connection, node_id: str) -> str:
+    """Our node's state, as people and the reconciler set it."""
+    return str(conn.scalar(sa.select(t.nodes.c.state).where(t.nodes.c.id == node_id)) or "")
 
 
 def note_progress(conn: sa.Connection, values: list[tuple[str, int, float]]) -> None:

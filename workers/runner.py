@@ -37,6 +37,7 @@ from workers.asset_folder import AssetFolder
 from workers.bench import Bench
 from workers.expansion import expand_after
 from workers.frame_desk import FrameDesk
+from workers.gpu_look import BUSY_PREFIX
 from workers.host import SlotHost
 from workers.patience import is_passing, patiently
 from workers.processes import end_orphans, trim_memory
@@ -94,6 +95,9 @@ class Runner:
             return
         if self._bench.stopping():
             self._return(list(ticket.entries))
+            return
+        if (why := self._bench.why_gpu_busy()) is not None:
+            self._hold(list(ticket.entries), why)
             return
         claimed = self._claim(ticket)
         if not claimed:
@@ -181,6 +185,20 @@ class Runner:
                 )
 
         self._unless_stopped(once, "return")
+
+    def _hold(self, entries: list[TicketEntry], why: str) -> None:
+        """A stranger is on our GPU: claim nothing, and let the slot be held until the agent sees it free."""
+        identity = self._bench.identity
+
+        def once() -> None:
+            with self._bench.db.write() as conn:
+                return_unbegun(conn, identity.slot_id, [(entry.task_id, entry.epoch) for entry in entries])
+                machines.slot_ready(conn, identity.slot_id, identity.incarnation, os.getpid())
+                machines.hold_slot(conn, identity.slot_id, BUSY_PREFIX + why)
+
+        log.warning("a stranger uses this slot's GPU", reason=why)
+        self._unless_stopped(once, "hold")
+        self._bench.wake("scheduler")
 
     def _finish(self, ended: list[_Ended]) -> None:
         bench = self._bench

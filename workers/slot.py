@@ -57,6 +57,7 @@ def main() -> int:
     from farm.db.connect import Database
     from farm.settings import settings as read_settings
     from farm.stores import open_store
+    from workers.gpu_look import GpuLook
     from workers.spool import Spool
 
     settings = read_settings()
@@ -71,6 +72,7 @@ def main() -> int:
         spool=Spool(Path(identity.spool)),
         wake=wakes.wake,
         stopping=lambda: stopping.is_set() or control.stopping(),
+        why_gpu_busy=GpuLook(identity.device).why_busy,
     )
     from celery.exceptions import WorkerShutdown
 

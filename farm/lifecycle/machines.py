@@ -127,11 +127,50 @@ def slot_ready(conn: sa.Connection, slot_id: str, incarnation: str, pid: int) ->
     values: dict[str, Any] = {"incarnation": incarnation, "pid": pid, "beat_at": db_now()}
     if fresh:
         values["warm"] = []
+        if state in ("idle", "busy"):
+            # what an earlier process was drained or held for is over
+            values["hold_reason"] = None
     if state != row["state"] or fresh:
         values |= {"state": state, "changed_at": db_now()}
     conn.execute(slots.update().where(slots.c.id == slot_id).values(**values))
     if fresh:
         _tell(conn, slot_id, row["node_id"], state)
+
+
+def describe_slot(
+    conn: sa.Connection, slot_id: str, wanted_pools: Sequence[str], device: Mapping[str, Any]
+) -> None:
+    """What a slot serves and how it sits has changed, or is known better; its state stays."""
+    for pool in wanted_pools:
+        conn.execute(insert_missing(conn, pools).values(name=pool))
+    conn.execute(
+        slots.update()
+        .where(slots.c.id == slot_id)
+        .values(pools=list(wanted_pools), device=clean_json(device))
+    )
+
+
+def describe_node(conn: sa.Connection, node_id: str, info: Mapping[str, Any]) -> None:
+    """What is told of a node has changed; its state stays."""
+    conn.execute(nodes.update().where(nodes.c.id == node_id).values(info=clean_json(info)))
+
+
+def hold_slot(conn: sa.Connection, slot_id: str, reason: str) -> bool:
+    """Hold a slot that is free to take work, for this reason; False where it is not, or is held already."""
+    row = _slot(conn, slot_id)
+    if row["state"] not in ("idle", "busy"):
+        return False
+    set_slot_state(conn, slot_id, "held", reason)
+    return True
+
+
+def let_go_slot(conn: sa.Connection, slot_id: str, reason_head: str) -> bool:
+    """Let a slot go that is held for a reason that begins so; False where it is held for another, or not."""
+    row = _slot(conn, slot_id)
+    if row["state"] != "held" or not (row["hold_reason"] or "").startswith(reason_head):
+        return False
+    set_slot_state(conn, slot_id, "idle")
+    return True
 
 
 def set_slot_state(conn: sa.Connection, slot_id: str, state: str, reason: str | None = None) -> None:

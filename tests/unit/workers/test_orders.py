@@ -14,7 +14,7 @@ from workers.repository import HeldTask
 
 SETTINGS = Settings(database_away_park_s=25, database_away_kill_s=5, park_grace_s=20, cancel_grace_s=10)
 TASK = HeldTask("task", 1, "slot", 7, "att", None, 60.0, 30.0, None)
-CALM = Circumstances(TASK, False, "busy", Limits(serial=7, ran_s=1, idle_s=1), 0.0, False)
+CALM = Circumstances(TASK, False, "busy", Limits(serial=7, ran_s=1, idle_s=1), 0.0, "")
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,8 @@ CALM = Circumstances(TASK, False, "busy", Limits(serial=7, ran_s=1, idle_s=1), 0
         (replace(CALM, held=None), Command.RUN, None),
         (replace(CALM, slot_state="held"), Command.PAUSE, None),
         (replace(CALM, held=replace(TASK, wish="park"), slot_state="held"), Command.PARK, 20),
-        (replace(CALM, stopping=True), Command.PARK, None),
+        (replace(CALM, stopping="the agent stops"), Command.PARK, None),
+        (replace(CALM, draining=True, slot_state="held"), Command.PARK, 20),
         (replace(CALM, database_silent_s=24.9), Command.RUN, None),
         (replace(CALM, database_silent_s=25.0), Command.PARK, 5),
         (replace(CALM, limits=Limits(serial=7, ran_s=60)), Command.EXPIRE, 10),

@@ -1,0 +1,59 @@
+"""A farm whose node has a farm.toml of the test's own."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from farm.db import tables as t
+from tests.chaos import farm_under_test
+from tests.chaos.farm_under_test import FarmUnderTest, until
+
+
+class PlacedFarm(FarmUnderTest):
+    """``node_toml`` is the node's farm.toml, its name aside."""
+
+    node_toml = ""
+
+    @property
+    def config(self) -> Path:
+        return self.settings.data / "one.toml"
+
+    def write_config(self, text: str) -> None:
+        """Write the node's farm.toml."""
+        self.config.write_text(f'name = "one"\n{text}')
+
+    def start_agent(self, name: str, slots: int | None = None, **settings: Any) -> None:
+        self.write_config(self.node_toml)
+        self.agents[name] = self._process(farm_under_test._AGENT, FARM_CONFIG=str(self.config))
+
+    def apply(self, text: str) -> None:
+        """Change farm.toml and tell the agent."""
+        self.write_config(text)
+        self.agents["one"].send_signal(signal.SIGHUP)
+
+    def slot(self, name: str) -> Any:
+        return next(row for row in self.slot_rows() if row.name == name)
+
+    def wait_slot(self, name: str, state: str = "idle", other_than: int | None = None) -> Any:
+        """The slot's row once it is in this state, in a process other than the given one."""
+
+        def found() -> Any:
+            rows = [row for row in self.slot_rows() if row.name == name and row.state == state]
+            return rows[0] if rows and rows[0].pid != other_than else None
+
+        return until(found, f"slot {name} is {state}: {[(r.name, r.state, r.pid) for r in self.slot_rows()]}")
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        query = sa.select(t.events.c.data).where(t.events.c.type == kind).order_by(t.events.c.id)
+        with self.db.read() as conn:
+            return list(conn.scalars(query))
+
+    def kept_plan(self) -> dict[str, Any]:
+        path = self.settings.data / "plan.json"
+        plan: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"slots": []}
+        return plan

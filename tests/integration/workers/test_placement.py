@@ -1,0 +1,298 @@
+"""A node's slots sit where the plan put them, stay there, and move when farm.toml changes. Real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from farm.lifecycle import machines
+from farm.lifecycle.commands import cancel_job
+from farm.settings import Settings
+from gpu_pinning import read_topology
+from tests.chaos.farm_under_test import until
+from tests.integration.workers.placed_farm import PlacedFarm
+from workers.keeper import descendants
+
+
+def one_each(first: int, second: int, pools: str = '"render"') -> str:
+    """Slots a and b, each on a CPU of its own."""
+    return "".join(
+        f'[[slots]]\nname = "{name}"\npools = [{pools}]\ncpus = "{cpu}"\n'
+        f'environment = {{ MARK = "{name}" }}\n'
+        for name, cpu in (("a", first), ("b", second))
+    )
+
+
+@pytest.fixture
+def placed(settings: Settings, sqlite_url: str, redis_url: str) -> Settings:
+    """Settings of a farm on SQLite that audits often."""
+    return settings.model_copy(
+        update={"database_url": sqlite_url, "broker_url": redis_url, "audit_every_s": 0.3}
+    )
+
+
+@pytest.fixture
+def two_cpus() -> list[int]:
+    """Two CPUs, of different physical cores where there are such."""
+    found = sorted(os.sched_getaffinity(0))
+    if len(found) < 2:
+        pytest.skip("needs two CPUs")
+    return [found[0], found[-1]]
+
+
+@pytest.fixture
+def pair(placed: Settings, two_cpus: list[int]) -> PlacedFarm:
+    farm = PlacedFarm(placed, slots=2)
+    farm.node_toml = one_each(*two_cpus)
+    return farm
+
+
+def threads_may_run_on(pid: int) -> set[int]:
+    return {
+        cpu for task in Path(f"/proc/{pid}/task").iterdir() for cpu in os.sched_getaffinity(int(task.name))
+    }
+
+
+def environment_of(pid: int) -> dict[str, str]:
+    rows = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+    return dict(row.split("=", 1) for row in rows if "=" in row)
+
+
+def test_slots_sit_where_the_plan_puts_them_and_tell_how_they_are_held(
+    pair: PlacedFarm, two_cpus: list[int]
+) -> None:
+    with pair:
+        for name, cpu in zip("ab", two_cpus, strict=True):
+            row = until(
+                lambda name=name: (
+                    r if (r := pair.slot(name)).device.get("fence", {}).get("read_back") else None
+                ),
+                "the launcher's answer is in the slot's row",
+            )
+            assert threads_may_run_on(row.pid) == {cpu}
+            environment = environment_of(row.pid)
+            assert environment["MARK"] == name
+            assert environment["CUDA_VISIBLE_DEVICES"] == ""
+            assert environment["OMP_NUM_THREADS"] == "1"
+            assert (row.device["kind"], row.device["cpus"], row.device["class"]) == ("cpu", str(cpu), None)
+            granted = read_topology().right("cpuset").granted
+            assert ("weak" in row.device["labels"]) == (not granted)
+        assert [slot["name"] for slot in pair.kept_plan()["slots"]] == ["a", "b"]
+        # what the agent has applied is what `farm plan --diff` compares with
+        environment = os.environ | {"FARM_DATA": str(pair.settings.data), "FARM_CONFIG": str(pair.config)}
+        words = [sys.executable, "-m", "api.cli.main", "plan", "--diff"]
+        shown = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+        assert (shown.returncode, shown.stdout) == (0, "Nothing changes.\n"), shown.stderr
+
+
+def test_a_killed_slot_comes_back_into_its_seat(pair: PlacedFarm, two_cpus: list[int]) -> None:
+    with pair:
+        old = pair.wait_slot("a").pid
+        os.kill(old, signal.SIGKILL)
+        row = pair.wait_slot("a", other_than=old)
+        assert threads_may_run_on(row.pid) == {two_cpus[0]}
+        assert row.restarts == 1
+
+
+def test_a_slot_that_drifts_is_told_drained_and_started_again(pair: PlacedFarm, two_cpus: list[int]) -> None:
+    machine = read_topology()
+    with pair:
+        old = pair.wait_slot("a").pid
+        job = pair.submit({"name": "long", "do": {"count_to": 400, "count_s": 0.05}})
+        (task,) = pair.tasks(job)
+        pair.wait_said(task.id, "count from")
+        running = pair.slot_pid(task.id)
+        name = "a" if running == old else "b"
+        if machine.right("cpuset").granted:
+            # somebody moves it out of its group
+            out = Path(machine.right("kill").base or machine.right("cpuset").base or "") / "cgroup.procs"
+            out.write_text(str(running))
+            kind = "left-group"
+        else:
+            # a library widens its own affinity
+            os.sched_setaffinity(running, set(two_cpus))
+            kind = "cpus"
+        until(lambda: pair.slot(name).pid not in (None, running), "the slot lives anew")
+        told = [finding for event in pair.events("slot.audit") for finding in event["findings"]]
+        assert {finding["kind"] for finding in told if finding["drains"]} == {kind}
+        drains = [e for e in pair.events("slot.state") if e["state"] == "draining"]
+        assert drains and f"audit: {kind}" in drains[0]["reason"]
+        # parked, not lost: the work went on from its checkpoint, and no retry was spent
+        pair.wait_said(task.id, "count from", 2)
+        first = pair.attempts(task.id)[0]
+        assert (first.state, first.charged) == ("parked", False)
+        until(lambda: "audit" not in pair.slot(name).device, "the fresh process is as planned")
+        assert pair.slot(name).hold_reason is None
+        _cancel(pair, job)
+
+
+def test_a_changed_farm_toml_is_applied_by_a_rolling_drain(pair: PlacedFarm, two_cpus: list[int]) -> None:
+    with pair:
+        before = {name: pair.wait_slot(name).pid for name in "ab"}
+        job = pair.submit({"name": "long", "do": {"count_to": 120, "count_s": 0.05}})
+        (task,) = pair.tasks(job)
+        pair.wait_said(task.id, "count from")
+        # they change places, so neither can start before the other has left
+        pair.apply(one_each(*reversed(two_cpus)))
+        for name, cpu in zip("ab", reversed(two_cpus), strict=True):
+            until(lambda name=name: pair.slot(name).pid not in (None, before[name]), f"{name} has moved")
+            assert threads_may_run_on(pair.slot(name).pid) == {cpu}
+        wanted = [str(two_cpus[1]), str(two_cpus[0])]
+        until(lambda: [slot["cpus"] for slot in pair.kept_plan()["slots"]] == wanted, "the new plan is kept")
+        pair.wait_job(job)
+        assert [a.state for a in pair.attempts(task.id)][-1] == "done"
+        assert not any(attempt.charged for attempt in pair.attempts(task.id))
+        assert [e["changes"][0]["how"] for e in pair.events("node.plan")] == ["moved"]
+
+
+def test_slots_come_and_go_and_change_pools_without_a_drain(pair: PlacedFarm, two_cpus: list[int]) -> None:
+    with pair:
+        kept = pair.wait_slot("a").pid
+        text = one_each(*two_cpus, pools='"encode", "render"').replace('name = "b"', 'name = "c"')
+        pair.apply(text)
+        pair.wait_slot("c")
+        until(lambda: pair.slot("b").hold_reason == "not in the plan any more", "b is gone")
+        assert pair.slot("b").state == "dead"
+        until(lambda: pair.slot("a").pools == ["encode", "render"], "a serves other pools")
+        assert pair.slot("a").pid == kept, "without a restart"
+
+
+def test_a_bad_farm_toml_changes_nothing(pair: PlacedFarm) -> None:
+    with pair:
+        before = {name: pair.wait_slot(name).pid for name in "ab"}
+        pair.apply("[[slots]]\nname = 'x'\npools = ['reender']\n")
+        until(lambda: "farm.toml is not applied" in pair.output.read_text(), "the agent says so")
+        job = pair.submit({"name": "one"})
+        pair.wait_job(job)
+        assert {name: pair.slot(name).pid for name in "ab"} == before
+
+
+def test_a_drained_node_parks_its_work_and_resumes_it_later(pair: PlacedFarm) -> None:
+    with pair:
+        job = pair.submit({"name": "long", "do": {"count_to": 60, "count_s": 0.05}})
+        (task,) = pair.tasks(job)
+        pair.wait_said(task.id, "count from")
+        node_id = pair.slot("a").node_id
+        with pair.db.write() as conn:
+            machines.drain_node(conn, node_id)
+        pair.wake_nodes()
+        parked = pair.wait_task(task.id, "ready")
+        assert parked.checkpoint is not None
+        until(lambda: pair.events("node.state")[-1]["state"] == "drained", "the node is drained")
+        with pair.db.write() as conn:
+            machines.resume_node(conn, node_id)
+        pair.wake("scheduler")
+        pair.wait_job(job)
+        first, *_, last = pair.attempts(task.id)
+        assert (first.state, first.charged, last.state) == ("parked", False, "done")
+
+
+def test_a_slot_whose_fence_cannot_stand_says_why_and_the_others_work(
+    placed: Settings, two_cpus: list[int]
+) -> None:
+    farm = PlacedFarm(placed, slots=1)
+    # a memory file system is no disk, so its writes cannot be limited
+    farm.node_toml = '[paths]\nwork = "/dev/shm/stillframe-test"\n' + one_each(*two_cpus).replace(
+        'name = "b"', 'name = "b"\ndisk_write = "1 MiB"'
+    )
+    with farm:
+        row = until(
+            lambda: r if (r := farm.slot("b")).state == "dead" and r.hold_reason else None, "b is dead"
+        )
+        assert "could not be started" in row.hold_reason and "disk write" in row.hold_reason
+        job = farm.submit({"name": "one"})
+        farm.wait_job(job)
+    shutil.rmtree("/dev/shm/stillframe-test")
+
+
+def test_the_keeper_is_outside_the_fence_and_all_below_it_inside(
+    pair: PlacedFarm, two_cpus: list[int]
+) -> None:
+    with pair:
+        job = pair.submit({"name": "s", "frames": 1, "do": {"child_holds": "60.5", "frame_s": 30.0}})
+        (task,) = pair.tasks(job)
+        pid = pair.slot_pid(task.id)
+        keeper = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        assert os.sched_getaffinity(keeper) == os.sched_getaffinity(0)
+        child = until(lambda: [p for p in descendants(keeper) if b"60.5" in _words(p)], "the task's child")
+        assert os.sched_getaffinity(child[0]) == os.sched_getaffinity(pid)
+        assert len(os.sched_getaffinity(pid)) == 1
+        _cancel(pair, job)
+
+
+def _cancel(farm: PlacedFarm, job: str) -> None:
+    with farm.db.write() as conn:
+        cancel_job(conn, job)
+    farm.wake_nodes()
+    farm.wait_job(job, "cancelled")
+
+
+def _words(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+_ORDINARY = """
+import json, os, select, sys, time
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+from pathlib import Path
+from gpu_pinning import Fence, Wishes, audit_slot
+from workers.node_config import NodeConfig
+from workers.placement import device_of, seat
+from workers.processes import SlotProcess
+wishes, cpus, folder = json.loads(sys.argv[1])
+folder = Path(folder)
+seating = seat(NodeConfig(Wishes.parse(wishes)))
+slot = seating.plan.slot("b")
+fence = Fence.create(seating.machine, slot, folder / "fence")
+fence.clear(); fence.apply()
+body = "import sys, time, pathlib; pathlib.Path(sys.argv[1]).write_text('x'); time.sleep(60)"
+process = SlotProcess([sys.executable, "-I", "-S", "-c", body, str(folder / "ready")],
+                      dict(os.environ) | fence.environment(), folder / "output", fence=fence)
+deadline = time.monotonic() + 30
+while not (folder / "ready").exists() and time.monotonic() < deadline:
+    time.sleep(0.01)
+pid = process.slot_pid
+labels = device_of(seating, slot, process.launched())["labels"]
+before = [row.kind for row in audit_slot(fence, pid)]
+os.sched_setaffinity(pid, set(cpus))
+after = [(row.kind, row.drains) for row in audit_slot(fence, pid)]
+process.kill()
+select.select([process.pidfd], [], [], 20)
+process.collect()
+print(json.dumps([os.getuid(), slot.fence.cpus, "weak" in labels, before, after]))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+def test_as_an_ordinary_user_slots_are_held_by_affinity_labelled_and_seen_when_they_stray(
+    two_cpus: list[int],
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="stillframe-ordinary-") as folder:
+        Path(folder).chmod(0o777)
+        root = Path(__file__).resolve().parents[3]
+        told = json.dumps([one_each(*two_cpus), two_cpus, folder])
+        environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(root), "HOME": folder}
+        done = subprocess.run(
+            [sys.executable, "-c", _ORDINARY, told],
+            capture_output=True,
+            text=True,
+            cwd=folder,
+            env=environment,
+            timeout=120,
+            check=False,
+        )
+        if "Permission" in done.stderr or "ModuleNotFoundError" in done.stderr:
+            pytest.skip("another user may not read this installation")
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout) == [65534, "affinity", True, [], [["cpus", True]]]
