@@ -121,7 +121,7 @@ class LocalStore:
     def _publish(self, private: Path, sha256: str, size: int) -> None:
         """Give a synced private file its final name; ``private`` is gone afterwards."""
         final = self._where(sha256)
-        self._make_folder(final.parent)
+        changed = self._make_folder(final.parent)
         os.utime(private)  # a moved file may be old, and delete() goes by the time of the last put
         while True:
             try:
@@ -130,7 +130,9 @@ class LocalStore:
             except FileExistsError:
                 if self._touch_same(final, size):
                     break
-        _sync_folder(final.parent)
+        # after the link, so that a journal takes new folders and the new name in one go
+        for folder in changed:
+            _sync_folder(folder)
         private.unlink(missing_ok=True)
 
     def _touch_same(self, final: Path, size: int) -> bool:
@@ -149,12 +151,12 @@ class LocalStore:
             pass
         return False
 
-    def _make_folder(self, folder: Path) -> None:
+    def _make_folder(self, folder: Path) -> list[Path]:
+        """Make a content's folder where it is missing; the folders to be synced, innermost first."""
         if folder.is_dir():
-            return
+            return [folder]
         folder.mkdir(parents=True, exist_ok=True)
-        _sync_folder(folder.parent)
-        _sync_folder(self.folder)
+        return [folder, folder.parent, self.folder]
 
     # --- out -----------------------------------------------------------------------------------------
 
