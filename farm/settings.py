@@ -68,7 +68,7 @@ class Settings(BaseSettings):
     )
     preemption_file: Path | None = Field(
         default=None,
-        description="When this file appears, the machine is about to be taken away: work parks, the node drains.",
+        description="When this file appears, the machine will be taken away: work parks, the node drains.",
     )
     scheduler_tick_s: float = Field(
         default=1.0, description="How often the scheduler looks for work, wakes apart."

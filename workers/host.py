@@ -26,12 +26,13 @@ from farm.errors import (
 from farm.frame_range import FrameRange
 from farm.lifecycle.checkpoint import Owner, save_checkpoint
 from farm.records import ArtifactRecord, ClaimedTask, FrameFileRecord, FrameRecord
-from jobs.engine import Log, Medium, Phase, StoredFrame, TaskContext
+from jobs.engine import Log, Medium, Phase, StoredArtifact, StoredFrame, TaskContext
 from workers import repository
 from workers.asset_folder import AssetFolder
 from workers.bench import Bench
 from workers.frame_desk import FrameDesk
 from workers.holding import Obedience
+from workers.load_turn import load_turn
 from workers.logs import AttemptLog
 from workers.patience import patiently
 from workers.phases import PhaseClock
@@ -126,8 +127,8 @@ class SlotHost:
             self._bench.control.note(note)
 
     def phase(self, name: Phase) -> AbstractContextManager[None]:
-        """Time spent inside counts as that phase."""
-        return self._clock.phase(name)
+        """Time spent inside counts as that phase; loads wait for their turn on the node."""
+        return self._load() if name == "load" else self._clock.phase(name)
 
     def publish(
         self,
@@ -280,6 +281,14 @@ class SlotHost:
                 for row in rows
             ]
 
+    def stored_artifacts(self, step: str) -> list[StoredArtifact]:
+        """Artifacts of another step; see :meth:`jobs.engine.Host.stored_artifacts`."""
+        with self._clock.phase("fetch"):
+            rows = self._patiently_read(
+                lambda conn: repository.published_artifacts(conn, self._task.job_id, step)
+            )
+            return [StoredArtifact(row.name, self._local(row.sha256, row.name), row.meta) for row in rows]
+
     def step_results(self, step: str) -> list[Mapping[str, Any]]:
         """What the tasks of an earlier step of this job found."""
         found = self._patiently_read(lambda conn: repository.results(conn, self._task.job_id, step))
@@ -305,6 +314,18 @@ class SlotHost:
         if not path.resolve().is_relative_to(self.scratch.resolve()):
             raise PermanentFailure(f"{path} does not lie in the attempt's scratch folder")
         return path
+
+    @contextlib.contextmanager
+    def _load(self) -> Iterator[None]:
+        with load_turn(self._wait_for_turn), self._clock.phase("load"):
+            yield
+
+    def _wait_for_turn(self) -> None:
+        # held by the farm, not idle: the limits stand still meanwhile
+        with self._clock.phase("held"):
+            self.check()
+            time.sleep(0.02)
+        self._bench.control.held(self._clock.held_s())
 
     def _store_frame_file(self, output: str, path: Path) -> tuple[FrameFileRecord, dict[str, Any]]:
         declared = self._outputs[output]

@@ -137,7 +137,7 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "stillness-gpu")))
     parser.add_argument("--minutes", type=float, default=8.0)
-    parser.add_argument("--quartets", type=int, default=6)
+    parser.add_argument("--quartets", type=int, default=5)
     chosen = parser.parse_args()
     chosen.out.mkdir(parents=True, exist_ok=True)
     found = Findings()
