@@ -58,6 +58,8 @@ class ProbeEngine:
         _write_log(host, told)
         if told.grandchild:
             _leave_grandchild(host, told.grandchild)
+        if told.place:
+            trace.say(f"place {_place(told)}")
         for path in told.read_assets:
             trace.say(f"asset {path} {host.asset(path).read_bytes().hex()[:40]}")
         if told.read_frames_of:
@@ -137,6 +139,15 @@ def _sleep(host: Host, seconds: float) -> None:
     while (left := until - time.monotonic()) > 0:
         time.sleep(min(left, 0.02))
         host.check()
+
+
+def _place(told: Behaviour) -> str:
+    import json
+
+    from tests.benchmarks.fence_slot import answer
+
+    request = {"do": "task", "bytes": told.hold_vram}
+    return json.dumps(answer(request, gpu=bool(os.environ.get("CUDA_VISIBLE_DEVICES"))))
 
 
 def _deaf(told: Behaviour) -> None:

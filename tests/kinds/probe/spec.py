@@ -46,6 +46,10 @@ class Behaviour(BaseModel):
     result: dict[str, Any] | None = None
     artifact: bool = False
     warm: str | None = None
+    place: bool = False
+    """Work on all cores of the slot, and on its GPU, and trace where that really was."""
+    hold_vram: int = 0
+    """Bytes of video memory to hold from then on until the slot ends; needs torch."""
 
 
 class ProbeStep(BaseModel):
