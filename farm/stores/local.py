@@ -1,11 +1,13 @@
-"""A store in a local or shared folder: ``ab/cd/<sha256>``, one read-only file for each content.
+"""A store in a local or shared folder: ``ab/<sha256>``, one read-only file for each content.
 
 How a put stays safe against crashes and against others:
 
 1. bytes are written under a random name in ``tmp/`` and hashed on the way;
 2. file synced, mode 0444, then linked to its final name: ``link`` fails where the name exists, so nothing
    is ever written over;
-3. the folders are synced, and only then does the caller hear the hash.
+3. the folder is synced, and only then does the caller hear the hash.
+
+The 256 folders are made with the store, so that a put waits for the disk twice and no more.
 
 A crash before step 2 leaves a file in ``tmp/`` that :meth:`LocalStore.sweep` removes.
 """
@@ -44,6 +46,7 @@ class LocalStore:
         self.free_space_floor = free_space_floor
         self._temporary = folder / "tmp"
         self._temporary.mkdir(parents=True, exist_ok=True)
+        self._make_folders()
 
     # --- in ------------------------------------------------------------------------------------------
 
@@ -121,7 +124,6 @@ class LocalStore:
     def _publish(self, private: Path, sha256: str, size: int) -> None:
         """Give a synced private file its final name; ``private`` is gone afterwards."""
         final = self._where(sha256)
-        changed = self._make_folder(final.parent)
         os.utime(private)  # a moved file may be old, and delete() goes by the time of the last put
         while True:
             try:
@@ -130,9 +132,7 @@ class LocalStore:
             except FileExistsError:
                 if self._touch_same(final, size):
                     break
-        # after the link, so that a journal takes new folders and the new name in one go
-        for folder in changed:
-            _sync_folder(folder)
+        _sync_folder(final.parent)
         private.unlink(missing_ok=True)
 
     def _touch_same(self, final: Path, size: int) -> bool:
@@ -151,12 +151,12 @@ class LocalStore:
             pass
         return False
 
-    def _make_folder(self, folder: Path) -> list[Path]:
-        """Make a content's folder where it is missing; the folders to be synced, innermost first."""
-        if folder.is_dir():
-            return [folder]
-        folder.mkdir(parents=True, exist_ok=True)
-        return [folder, folder.parent, self.folder]
+    def _make_folders(self) -> None:
+        missing = [self.folder / f"{i:02x}" for i in range(256) if not (self.folder / f"{i:02x}").is_dir()]
+        for folder in missing:
+            folder.mkdir(exist_ok=True)
+        if missing:
+            _sync_folder(self.folder)
 
     # --- out -----------------------------------------------------------------------------------------
 
@@ -230,12 +230,9 @@ class LocalStore:
 
     def iter_hashes(self) -> Iterator[str]:
         """Every hash in the store."""
-        for first in sorted(self.folder.iterdir()):
-            if len(first.name) != 2 or not first.is_dir():
-                continue
-            for second in sorted(first.iterdir()):
-                with contextlib.suppress(FileNotFoundError):
-                    yield from (entry.name for entry in os.scandir(second) if len(entry.name) == 64)
+        for number in range(256):
+            folder = self.folder / f"{number:02x}"
+            yield from (entry.name for entry in os.scandir(folder) if len(entry.name) == 64)
 
     def sweep(self, untouched_s: float) -> int:
         """Remove what broken uploads left in ``tmp/``; gives how many files."""
@@ -259,7 +256,7 @@ class LocalStore:
 
     def _where(self, sha256: str) -> Path:
         checked_sha256(sha256)
-        return self.folder / sha256[:2] / sha256[2:4] / sha256
+        return self.folder / sha256[:2] / sha256
 
 
 class LocalUpload:

@@ -38,7 +38,7 @@ def files_of(store: LocalStore) -> list[str]:
 
 def test_stream_is_kept_under_its_hash(store: LocalStore) -> None:
     assert store.put_stream([b"he", b"", b"llo"]) == (HELLO, 5)
-    assert files_of(store) == [f"2c/f2/{HELLO}"]
+    assert files_of(store) == [f"2c/{HELLO}"]
     assert store.exists(HELLO)
     assert store.size(HELLO) == 5
     assert store.open(HELLO).read() == b"hello"
@@ -54,10 +54,10 @@ def test_empty_content_is_content(store: LocalStore) -> None:
 
 def test_same_bytes_are_kept_once(store: LocalStore) -> None:
     store.put_stream([b"hello"])
-    before = (store.folder / "2c" / "f2" / HELLO).stat().st_ino
+    before = (store.folder / "2c" / HELLO).stat().st_ino
     store.put_stream([b"hello"])
-    assert files_of(store) == [f"2c/f2/{HELLO}"]
-    assert (store.folder / "2c" / "f2" / HELLO).stat().st_ino == before
+    assert files_of(store) == [f"2c/{HELLO}"]
+    assert (store.folder / "2c" / HELLO).stat().st_ino == before
 
 
 def test_wrong_hash_is_refused_and_leaves_nothing(store: LocalStore) -> None:
@@ -122,7 +122,7 @@ def test_file_is_moved_not_copied(store: LocalStore, tmp_path: Path) -> None:
     assert path is not None
     assert path.stat().st_ino == inode
     assert path.stat().st_nlink == 1
-    assert files_of(store) == [f"2c/f2/{HELLO}"]
+    assert files_of(store) == [f"2c/{HELLO}"]
 
 
 def test_file_that_the_store_has_is_taken_away(store: LocalStore, tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_file_that_the_store_has_is_taken_away(store: LocalStore, tmp_path: Path
     source.write_bytes(b"hello")
     assert store.put_file(source) == (HELLO, 5)
     assert not source.exists()
-    assert files_of(store) == [f"2c/f2/{HELLO}"]
+    assert files_of(store) == [f"2c/{HELLO}"]
 
 
 def test_file_with_the_wrong_hash_stays_where_it_is(store: LocalStore, tmp_path: Path) -> None:
@@ -294,7 +294,7 @@ def test_deletion_never_loses_a_put_at_the_same_moment(store: LocalStore) -> Non
     store.put_stream([b"hello"])
     assert failures == []
     assert store.open(HELLO).read() == b"hello"
-    assert files_of(store) == [f"2c/f2/{HELLO}"]
+    assert files_of(store) == [f"2c/{HELLO}"]
 
 
 def test_deletion_gives_back_what_a_put_has_just_counted_on(
@@ -379,10 +379,10 @@ def test_share_without_hard_links_still_never_writes_over(
 
     monkeypatch.setattr(os, "link", fail)
     assert store.put_stream([b"hello"]) == (HELLO, 5)
-    inode = (store.folder / "2c" / "f2" / HELLO).stat().st_ino
+    inode = (store.folder / "2c" / HELLO).stat().st_ino
     assert store.put_stream([b"hello"]) == (HELLO, 5)
-    assert (store.folder / "2c" / "f2" / HELLO).stat().st_ino == inode
-    assert files_of(store) == [f"2c/f2/{HELLO}"]
+    assert (store.folder / "2c" / HELLO).stat().st_ino == inode
+    assert files_of(store) == [f"2c/{HELLO}"]
 
 
 def test_file_size_limit_is_out_of_space(tmp_path: Path) -> None:
@@ -425,12 +425,12 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert list(store.iter_hashes()) == []
     assert store.put_stream([b"hello"]) == (HELLO, 5)
     assert store.sweep(0) == 1
-    assert files_of(store) == [f"2c/f2/{HELLO}"]
+    assert files_of(store) == [f"2c/{HELLO}"]
 
 
 def test_open_store_reads_folders_and_refuses_other_schemes(tmp_path: Path) -> None:
     assert open_store(f"file://{tmp_path}/a").put_stream([b"hello"]) == (HELLO, 5)
-    assert (tmp_path / "a" / "2c" / "f2" / HELLO).is_file()
+    assert (tmp_path / "a" / "2c" / HELLO).is_file()
     open_store(str(tmp_path / "b"))
     with pytest.raises(InvalidInput, match="FARM_STORE_URL 's4://x'"):
         open_store("s4://x")
