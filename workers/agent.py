@@ -243,6 +243,7 @@ class Agent:
         changes = [change.model_dump(mode="json") for change in self._reseating.changes]
         log.info("applying farm.toml", changes=len(changes))
         self._seating = wanted
+        self._guard.reseat(wanted)
         self._link.reseat(wanted)
 
         def once(conn: sa.Connection) -> None:

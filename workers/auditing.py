@@ -128,7 +128,9 @@ class Auditor:
         """End the thread; one that hangs in a driver call is left behind."""
         self._end.set()
         self._kick.set()
-        self._thread.join(2.0)
+        # an agent may be stopped before it knew its slots
+        if self._thread.is_alive():
+            self._thread.join(2.0)
 
     def expect_free(self, slot_id: str, seat: SlotPlan) -> None:
         """A slot has ended (or was never seen running): it may start once its video memory is seen free."""

@@ -59,15 +59,10 @@ class Guarding:
         """``notify`` makes the main thread turn at once."""
         self._link = link
         self._notify = notify
+        self._folders = folders
         self._slots: Mapping[str, ManagedSlot] = {}
         self.services = NeighbourServices(seating, folders.control / "neighbours")
-        subjects = subjects_of(seating)
-        kept = folders.control / "guard"
-        self._watches = [Watch.of(s, kept, alive=self.services.alive_of(s.name)) for s in subjects]
-        self._gpus = {subject.name: subject.gpus for subject in subjects}
-        self._loop = GuardLoop(self._watches, self, self._load, self._record)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="guard", daemon=True)
+        self._lock = _LoadLock(folders.control / "load.lock")
         self._hold = Hold()
         self._asserted_at = 0.0
         self._asserted: Hold | None = None
@@ -77,19 +72,42 @@ class Guarding:
         self._telling = False
         self._refrozen_at = 0.0
         self._began_at = time.monotonic()
-        self._lock = _LoadLock(folders.control / "load.lock") if self._watches else None
+        self._build(seating)
+
+    def _build(self, seating: Seating) -> None:
+        self._subjects = subjects_of(seating)
+        kept = self._folders.control / "guard"
+        watches = [Watch.of(s, kept, alive=self.services.alive_of(s.name)) for s in self._subjects]
+        self._gpus = {subject.name: subject.gpus for subject in self._subjects}
+        self._loop = GuardLoop(watches, self, self._load, self._record)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="guard", daemon=True)
 
     @property
     def active(self) -> bool:
         """Whether there is anybody to watch."""
-        return bool(self._watches)
+        return bool(self._subjects)
 
     def start(self, slots: Mapping[str, ManagedSlot]) -> None:
         """Begin, once the slots are known; slots that are started from now on load in turn."""
         self._slots = slots
-        if self._lock is not None:
+        if self.active:
             os.environ[LOCK_VARIABLE] = str(self._lock.path)
             self._thread.start()
+
+    def reseat(self, seating: Seating) -> None:
+        """The node has another plan: watch the neighbours that it has now, and run their commands."""
+        self.services.reseat(seating)
+        if subjects_of(seating) == self._subjects:
+            return
+        self._end_loop()
+        self._hold = Hold()
+        self._began_at = time.monotonic()
+        self._build(seating)
+        self.start(self._slots)
+        if not self.active:
+            os.environ.pop(LOCK_VARIABLE, None)
+            self._let_go(time.monotonic())
 
     def release(self) -> None:
         """The agent ends: let everything go, and stop watching."""
@@ -98,10 +116,20 @@ class Guarding:
         for slot in self._slots.values():
             if slot.process is not None:
                 slot.process.thaw()
-        if self._lock is not None:
-            self._lock.hold(False)
+        self._lock.hold(False)
+        self._end_loop()
+
+    def _end_loop(self) -> None:
+        self._stop.set()
         if self._thread.is_alive():
             self._thread.join(2.0)
+
+    def _let_go(self, now: float) -> None:
+        """With nobody left to watch: thaw, and release what is held."""
+        self._lock.hold(False)
+        self._freeze(Hold(), now)
+        self._assert_states(Hold())
+        self._tell()
 
     # --- for the main thread -------------------------------------------------------------------------
 
@@ -111,8 +139,7 @@ class Guarding:
         if not self.active or self._stop.is_set():
             return
         hold = self._hold
-        if self._lock is not None:
-            self._lock.hold(hold.rung >= Rung.NO_NEW_WORK)
+        self._lock.hold(hold.rung >= Rung.NO_NEW_WORK)
         self._freeze(hold, now)
         if now - self._asserted_at >= _ASSERT_EVERY_S or hold is not self._asserted:
             self._asserted_at, self._asserted = now, hold

@@ -62,20 +62,32 @@ class NeighbourServices:
     """The services of one node. All methods but :meth:`alive_of`'s answer belong to the main thread."""
 
     def __init__(self, seating: Seating, folder: Path) -> None:
+        self._folder = folder
+        self._services: dict[str, _Service] = {}
+        self.reseat(seating)
+
+    def reseat(self, seating: Seating) -> None:
+        """Run the services of this plan: those that changed or are gone are ended, new ones start."""
         planned = {neighbour.name: neighbour for neighbour in seating.plan.neighbours}
-        wished = [wish for wish in seating.config.wishes.neighbours if wish.command]
-        if wished:
-            folder.mkdir(parents=True, exist_ok=True)
-        self._services = {
-            wish.name: _service(wish, planned[wish.name], folder, tuple(seating.machine.allowed_nodes))
-            for wish in wished
-            if wish.name in planned
-        }
-        for wish in wished:
+        nodes = tuple(seating.machine.allowed_nodes)
+        wanted: dict[str, _Service] = {}
+        for wish in seating.config.wishes.neighbours:
+            if not wish.command:
+                continue
             if wish.name not in planned:
                 log.error("a neighbour is not started: the plan has no place for it", neighbour=wish.name)
-        for service in self._services.values():
-            _take_over(service)
+                continue
+            self._folder.mkdir(parents=True, exist_ok=True)
+            wanted[wish.name] = _service(wish, planned[wish.name], self._folder, nodes)
+        for name, service in list(self._services.items()):
+            new = wanted.get(name)
+            if new is None or (new.command, new.plan) != (service.command, service.plan):
+                self._end([service], _STOP_S)
+                del self._services[name]
+        for name, service in wanted.items():
+            if name not in self._services:
+                _take_over(service)
+                self._services[name] = service
 
     def pids(self) -> list[int]:
         """Process ids of our own children among them."""
@@ -98,7 +110,11 @@ class NeighbourServices:
 
     def stop(self, wait_s: float = _STOP_S) -> None:
         """End all of them: SIGTERM to each group, SIGKILL to what is left after ``wait_s``."""
-        living = [service for service in self._services.values() if service.alive()]
+        self._end(list(self._services.values()), wait_s)
+
+    @staticmethod
+    def _end(services: list[_Service], wait_s: float) -> None:
+        living = [service for service in services if service.alive()]
         for service in living:
             with suppress(ProcessLookupError):
                 os.killpg(service.pid, signal.SIGTERM)

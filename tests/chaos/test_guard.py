@@ -162,3 +162,33 @@ def test_the_agent_runs_the_neighbours_own_command(chaos: Settings, server: Serv
         until(lambda: _serving(farm), "and serves")
         farm.stop_agent()
         assert not mark.exists(), "it ends with its agent"
+
+
+def test_a_notice_of_preemption_parks_and_another_node_goes_on(chaos: Settings, tmp_path: Path) -> None:
+    notice = tmp_path / "notice"
+    farm = FarmUnderTest(chaos)
+    farm.environment["FARM_PREEMPTION_FILE"] = str(notice)
+    with farm:
+        job = farm.submit({"tasks": 1, "max_retries": 0, "do": {"count_to": 400, "count_s": 0.05}})
+        task_id = farm.tasks(job)[0].id
+        farm.wait_said(task_id, "count from 0")
+        farm.environment.pop("FARM_PREEMPTION_FILE")
+        farm.start_agent("two")
+        farm.wait_slots(1, node="two")
+        notice.write_text("soon")
+        farm.wait_job(job)
+        resumed = [line for line in farm.trace_of(task_id) if "count from" in line[3]]
+        assert len(resumed) == 2 and not resumed[1][3].endswith("from 0"), "it goes on where it parked"
+        with farm.db.read() as conn:
+            states = {row.name: row.state for row in conn.execute(sa.select(t.nodes.c.name, t.nodes.c.state))}
+            charged = conn.scalars(sa.select(t.tasks.c.charged)).all()
+        assert states == {"one": "drained", "two": "up"} and charged == [0]
+        notice.unlink()
+        farm.stop_agent("one")
+        farm.start_agent("one")
+        until(lambda: _node_state(farm, "one") == "up", "the next agent takes work without anybody's doing")
+
+
+def _node_state(farm: FarmUnderTest, name: str) -> str:
+    with farm.db.read() as conn:
+        return str(conn.scalar(sa.select(t.nodes.c.state).where(t.nodes.c.name == name)))

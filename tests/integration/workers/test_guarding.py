@@ -1,0 +1,146 @@
+"""The guard's hands on real processes: slots on a neighbour's GPU are frozen, and let go again."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from farm.settings import Settings
+from gpu_pinning import Topology, Wishes, make_plan, procfs
+from gpu_pinning.guard.decide import Rung
+from gpu_pinning.guard.loop import FarmLoad, Hold
+from workers.guarding import Guarding
+from workers.link import View
+from workers.managed_slot import NodeFolders
+from workers.node_config import NodeConfig
+from workers.placement import Seating
+from workers.processes import SlotProcess
+
+HGX = Path(__file__).parents[2] / "recorded_machines" / "hgx-8gpu.json"
+_PARENT = "import subprocess, sys, time; subprocess.Popen(['sleep', '600']); time.sleep(600)"
+
+
+class Link:
+    """What the guard tells the database, in a list."""
+
+    registration = SimpleNamespace(node_id="node_1")
+
+    def __init__(self) -> None:
+        self.view = View(slot_states={"slot_a": "busy", "slot_b": "busy"})
+        self.told: list[str] = []
+
+    def tell(self, what: str, action: Callable[[Any], object], wake: str | None = None) -> None:
+        self.told.append(what)
+
+
+class Slot:
+    """A slot that is on an attempt, with a real process."""
+
+    killed, leaving, kill_at = False, "", None
+
+    def __init__(self, seat: Any, folder: Path) -> None:
+        self.seat, self.name, self.slot_id = seat, seat.name, f"slot_{seat.name[-1]}"
+        self.process = SlotProcess([sys.executable, "-c", _PARENT], {"PATH": "/usr/bin:/bin"}, folder / "out")
+
+    def present_serial(self) -> int:
+        return 7
+
+    def states(self) -> set[str]:
+        below = procfs.family(self.process.slot_pid or -1)
+        return {state.state for pid in below if (state := procfs.process(pid)) is not None}
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[tuple[Guarding, dict[str, Slot], Link]]:
+    machine = Topology.load(HGX)
+    first, second = machine.gpus[0], machine.gpus[1]
+    text = (
+        f'name = "n"\n[[neighbours]]\nname = "llm"\ngpus = ["{first.uuid}"]\nurl = "http://127.0.0.1:9"\n'
+        f'[[slots]]\nname = "on-a"\npools = ["video"]\ngpus = ["{second.uuid}"]\n'
+        '[[slots]]\nname = "cpu-b"\npools = ["render"]\ncores = 2\n'
+    )
+    wishes = Wishes.parse(text)
+    plan = make_plan(machine, wishes)
+    seats = {slot.name: slot for slot in plan.slots}
+    # a slot with a share of the neighbour's own GPU, as MIG and MPS slots have
+    shared = seats["on-a"].model_copy(update={"gpus": (first.uuid,), "pci": (first.pci,)})
+    link = Link()
+    settings = Settings(data=tmp_path)
+    seating = Seating(NodeConfig(wishes), machine, plan)
+    guard = Guarding(seating, NodeFolders.of(settings, "n", wishes.paths), link, lambda: None)  # type: ignore[arg-type]
+    slots = {"slot_a": Slot(shared, tmp_path), "slot_b": Slot(seats["cpu-b"], tmp_path)}
+    guard._slots = slots  # type: ignore[assignment]
+    for slot in slots.values():
+        _until(lambda slot=slot: slot.process.slot_pid and len(procfs.family(slot.process.slot_pid)) == 2)
+    yield guard, slots, link
+    guard.release()
+    for slot in slots.values():
+        slot.process.kill()
+        slot.process.collect()
+
+
+def test_only_slots_on_the_neighbours_gpu_are_frozen_and_all_below_them(
+    scene: tuple[Guarding, dict[str, Slot], Link],
+) -> None:
+    guard, slots, link = scene
+    guard.hold(Hold(Rung.NO_NEW_WORK, frozenset({"llm"}), "guard: llm: 90 % over"))
+    guard.turn(time.monotonic())
+    _until(lambda: slots["slot_a"].states() == {"T"})
+    assert "T" not in slots["slot_b"].states()
+    assert slots["slot_a"].process.frozen, "so that its lease goes on and its limits stand still"
+    assert "guard holds" in link.told
+    guard.hold(Hold())
+    link.view = View(slot_states={"slot_a": "held", "slot_b": "held"})
+    guard.turn(time.monotonic() + 2)
+    _until(lambda: "T" not in slots["slot_a"].states())
+    assert "guard lets go" in link.told
+
+
+def test_a_frozen_slot_that_is_to_end_is_let_go_to_hear_of_it(
+    scene: tuple[Guarding, dict[str, Slot], Link],
+) -> None:
+    guard, slots, _ = scene
+    guard.hold(Hold(Rung.PAUSE, frozenset({"llm"}), "guard: llm: 90 % over"))
+    guard.turn(time.monotonic())
+    _until(lambda: slots["slot_a"].states() == {"T"})
+    slots["slot_a"].kill_at = 1.0  # type: ignore[assignment]
+    guard.turn(time.monotonic())
+    _until(lambda: "T" not in slots["slot_a"].states())
+
+
+def test_the_farms_load_names_the_gpus_in_use(scene: tuple[Guarding, dict[str, Slot], Link]) -> None:
+    guard, slots, _ = scene
+    seat = slots["slot_a"].seat
+    assert guard._load() == FarmLoad(True, frozenset({*seat.gpus, *seat.pci}))
+
+
+def test_slots_stay_the_guards_until_the_database_says_that_they_are_free(
+    scene: tuple[Guarding, dict[str, Slot], Link],
+) -> None:
+    guard, slots, link = scene
+    slot: Any = slots["slot_b"]
+    assert guard.wish(slot) is None
+    guard.hold(Hold(Rung.SLOW_HOST, frozenset(), "guard: x"))
+    guard.turn(time.monotonic())
+    wish = guard.wish(slot)
+    assert wish is not None and wish.rung is Rung.SLOW_HOST and wish.host_work
+    link.view = View(slot_states={"slot_a": "held", "slot_b": "held"})
+    guard.hold(Hold())
+    guard.turn(time.monotonic())
+    assert guard.wish(slot) is not None, "else the hold that is still written would pause it"
+    link.view = View(slot_states={"slot_a": "busy", "slot_b": "busy"})
+    guard.turn(time.monotonic() + 2)
+    assert guard.wish(slot) is None
+
+
+def _until(condition: Callable[[], Any], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
