@@ -26,7 +26,7 @@ offset written by   meaning
 ``serial`` is the attempt row's 48-bit integer. A word that names another attempt than the one the slot is on
 is void, so a late word cannot hit the next task. The monotonic clock is one for all processes of a machine.
 
-Measured on two shared cores: a ``host.check()`` with nothing to obey takes 65 ns, and another process has seen
+Measured on two shared cores: a ``host.check()`` with nothing to obey takes 65 ns; another process has seen
 a word and answered after 4 us (``python -m tests.benchmarks.control``).
 """
 
