@@ -424,3 +424,20 @@ def test_a_machine_of_one_core_still_gets_a_slot() -> None:
     machine = recorded("laptop")
     one = machine.model_copy(update={"allowed_cpus": (12,)})
     assert [slot.cpus for slot in make_plan(one).slots] == [(12,)]
+
+
+def test_the_recorded_h200_machine_gets_the_plan_that_it_ran() -> None:
+    # A virtual machine with one GPU, 16 cores in one node, and no right to cpuset: what gpu_farm ran there.
+    machine = recorded("one_h200")
+    wishes = '[[slots]]\nname = "gpu"\npools = ["video"]\ngpus = 1\ncount = "all"\n'
+    wishes += '[[slots]]\nname = "cpu"\npools = ["render"]\ncores = 2\ncount = 6\n'
+    plan = make_plan(machine, Wishes.parse(wishes))
+    assert seats(plan) == {
+        "gpu-0": (("0000:00:06.0",), "0-3", "0"),
+        **{f"cpu-{i}": ((), f"{4 + 2 * i}-{5 + 2 * i}", "0") for i in range(6)},
+    }
+    assert {(s.fence.cpus, s.fence.devices, s.fence.kill) for s in plan.slots} == {
+        ("affinity", "devices-bpf", "cgroup.kill")
+    }
+    assert not plan.slot("gpu-0").deny, "its one GPU is its own"
+    assert {node.path for node in plan.slot("cpu-0").deny} == {node.path for node in machine.device_nodes}
