@@ -8,7 +8,7 @@ import shutil
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,9 @@ from workers.processes import end_orphans, trim_memory
 from workers.usage import PeakMemory, tree_cpu_s
 
 log = structlog.get_logger(__name__)
+
+_LOOK_EVERY_S = 0.2
+"""How often a bundle looks at the database for a cancel or a pause: a look costs as much as a short task."""
 
 
 @dataclass(slots=True)
@@ -148,10 +151,14 @@ class Runner:
 
     def _run_claimed(self, waiting: deque[ClaimedTask]) -> None:
         ended: list[_Ended] = []
-        first = True
+        # a claim saw every wish that was there then
+        seen: dict[str, str | None] = {}
+        looked = time.monotonic()
         while waiting:
             task = waiting[0]
-            wish = None if first else self._wish(task)
+            if time.monotonic() - looked >= _LOOK_EVERY_S:
+                seen, looked = self._wishes(waiting), time.monotonic()
+            wish = seen.get(task.task_id)
             if self._bench.stopping() or wish == "park":
                 break
             waiting.popleft()
@@ -159,7 +166,6 @@ class Runner:
                 ended.append(self._spooled(_bare_report(task, AttemptState.CANCELLED), []))
             else:
                 ended.append(self._attempt(task))
-            first = False
             if ended[-1].report.state in (AttemptState.PARKED, AttemptState.INTERRUPTED) and waiting:
                 # what held this one back holds the others back too
                 break
@@ -168,14 +174,15 @@ class Runner:
             self._return([TicketEntry(task.task_id, task.epoch) for task in waiting])
         self._finish(ended)
 
-    def _wish(self, task: ClaimedTask) -> str | None:
+    def _wishes(self, waiting: Iterable[ClaimedTask]) -> dict[str, str | None]:
+        """What people want of the bundle's waiting tasks; nothing while the database is away."""
         try:
             with self._bench.db.read() as conn:
-                return wishes(conn, [task.task_id]).get(task.task_id)
+                return dict(wishes(conn, [task.task_id for task in waiting]))
         except Exception as error:
             if not is_passing(error):
                 raise
-            return None
+            return {}
 
     def _return(self, entries: list[TicketEntry]) -> None:
         def once() -> None:
