@@ -56,6 +56,15 @@ class StoredFrame:
     format: str
 
 
+@dataclass(frozen=True, slots=True)
+class StoredArtifact:
+    """A published file of an earlier step that is not a frame."""
+
+    name: str
+    path: Path
+    meta: Mapping[str, Any]
+
+
 class Log(Protocol):
     """Writes lines to the attempt's log, which people read live."""
 
@@ -143,6 +152,9 @@ class Host(Protocol):
 
         Raises :class:`farm.errors.PermanentFailure` when one of ``numbers`` is missing.
         """
+
+    def stored_artifacts(self, step: str) -> list[StoredArtifact]:
+        """Artifacts of the done tasks of another step of this job, by name; the newest of each name."""
 
     def step_results(self, step: str) -> list[Mapping[str, Any]]:
         """What the tasks of an earlier step of this job found."""
