@@ -155,7 +155,7 @@ def _count(
         conn,
         moves,
         done=[row.id for row in done],
-        cut={row.step_id for row in ended},
+        cut=[row.id for row in ended],
         expansions=expansions,
     )
     return [row.id for row in [*done, *ended]]

@@ -227,6 +227,6 @@ def _follow(
         for row in rows:
             states.setdefault(row.state, []).append(row.id)
         events.emit(conn, "task.state", job_id=rows[0].job_id, step_id=step_id, data={"states": states})
-    settle(conn, moves, cut={row.step_id for row in ended})
+    settle(conn, moves, cut=[row.id for row in ended])
     ledger.release_ended(conn, closed, [row.id for row in ended])
     idle_slots(conn, set(slot_ids))

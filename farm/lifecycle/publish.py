@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from farm import events
 from farm.db.connect import db_now
-from farm.db.rows import clean_json, dumps, insert_missing_for, json_rows, json_table
+from farm.db.rows import clean_json, dumps, insert_missing_for, json_table
 from farm.db.tables import contents, frame_files, frames, steps
 from farm.lifecycle.counters import Moves, apply_to_jobs, apply_to_steps
 from farm.lifecycle.task_rows import TaskRow, read_tasks
@@ -22,6 +22,7 @@ from farm.records import FrameRecord
 from farm.states import TaskState
 
 _TOUCH_EVERY_S = 3600.0
+_BATCH = 500
 
 
 def publish_frames(
@@ -140,12 +141,12 @@ def _publish_statement(dialect: str) -> Any:
 
 def make_current(conn: sa.Connection, step_id: str, take: int, numbers: Sequence[int]) -> None:
     """Make this take the current one of these frame numbers."""
-    wanted = json_rows(conn, "wanted", {"number": "int"}, [{"number": number} for number in numbers])
-    conn.execute(
-        frames.update()
-        .values(is_current=frames.c.take == take)
-        .where(frames.c.step_id == step_id, frames.c.number.in_(sa.select(wanted.c.number)))
-    )
+    for start in range(0, len(numbers), _BATCH):
+        conn.execute(
+            frames.update()
+            .values(is_current=frames.c.take == take)
+            .where(frames.c.step_id == step_id, frames.c.number.in_(numbers[start : start + _BATCH]))
+        )
 
 
 def missing_frames(conn: sa.Connection, task_ids: Sequence[str]) -> dict[str, int]:

@@ -8,7 +8,8 @@ and what waits for them. A dependency counts once: ``satisfied`` keeps a retake 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -33,19 +34,18 @@ def settle(
     moves: Moves,
     *,
     done: list[str] | None = None,
-    cut: set[str] | None = None,
+    cut: Sequence[str] = (),
     changes: list[Change] | None = None,
     expansions: Mapping[str, StepPlan] | None = None,
 ) -> list[Change]:
     """Follow up moves that a transaction has written, and count them; the changes of step and job states.
 
-    ``done`` are tasks that have just become done; ``cut`` are steps in which tasks have just failed, been
-    cancelled or become unreachable; ``changes`` are step changes that were derived already. ``expansions``
-    holds the plans of deferred steps whose cause may be done now.
+    ``done`` are tasks that have just become done; ``cut`` are tasks that have just failed or been cancelled;
+    ``changes`` are step changes that were derived already. ``expansions`` holds the plans of deferred steps
+    whose cause may be done now.
     """
     release_by_frames(conn, done or [], moves)
-    for step_id in sorted(cut or ()):
-        cut_off_by_frames(conn, step_id, moves)
+    cut_off_by_frames(conn, cut, moves)
     found: list[Change] = []
     queue = list(changes or [])
     while True:
@@ -104,55 +104,88 @@ def release_by_frames(conn: sa.Connection, done: list[str], moves: Moves) -> Non
     if not waiting:
         return
     ids = id_rows(conn, waiting)
-    rows = conn.execute(
-        lock(conn, sa.select(tasks.c.id, tasks.c.step_id).where(tasks.c.id.in_(ids)).order_by(tasks.c.id))
-    ).all()
-    counted = [{"id": task_id, "number": number} for task_id, number in waiting.items()]
-    counts = json_rows(conn, "counts", {"id": "text", "number": "int"}, counted)
+    query = sa.select(tasks.c.id, tasks.c.step_id, tasks.c.state, tasks.c.waiting_on)
+    rows = conn.execute(lock(conn, query.where(tasks.c.id.in_(ids)).order_by(tasks.c.id))).all()
+    # read after the tasks are locked: whoever lets a whole step go locks its blocked tasks first
+    held_back = dict(
+        conn.execute(
+            sa.select(steps.c.id, steps.c.waiting_on).where(steps.c.id.in_({row.step_id for row in rows}))
+        ).all()
+    )
+    counted = []
+    ready: Counter[str] = Counter()
+    for row in rows:
+        left = row.waiting_on - waiting[row.id]
+        may = row.state == TaskState.BLOCKED and not left and not held_back[row.step_id]
+        ready[row.step_id] += may
+        counted.append({"id": row.id, "remaining": left, "state": TaskState.READY if may else row.state})
+    # joined by id alone: with the step and state in it as well, PostgreSQL may compare each with each
+    new = json_rows(conn, "new", {"id": "text", "remaining": "int", "state": "text"}, counted)
     conn.execute(
         tasks.update()
-        .values(waiting_on=tasks.c.waiting_on - counts.c.number)
-        .where(tasks.c.id == counts.c.id)
-    )
-    for step_id in sorted({row.step_id for row in rows}):
-        promote(conn, step_id, moves, only=[row.id for row in rows if row.step_id == step_id])
-
-
-def cut_off_by_frames(conn: sa.Connection, step_id: str, moves: Moves) -> None:
-    """Tasks that wait for a failed, cancelled or unreachable task of this step become unreachable."""
-    followers = conn.execute(
-        sa.select(step_dependencies.c.step_id, steps.c.name)
-        .join(steps, steps.c.id == step_dependencies.c.on_step_id)
-        .where(step_dependencies.c.on_step_id == step_id, step_dependencies.c.mode == "frames")
-        .order_by(step_dependencies.c.step_id)
-    ).all()
-    for follower, name in followers:
-        cause = tasks.alias()
-        hit = (
-            sa.select(task_dependencies.c.task_id)
-            .join(cause, cause.c.id == task_dependencies.c.on_task_id)
-            .where(cause.c.step_id == step_id, cause.c.state.in_(_BAD))
+        .values(
+            waiting_on=new.c.remaining,
+            state=new.c.state,
+            ready_at=sa.case(
+                (sa.and_(tasks.c.state == TaskState.BLOCKED, new.c.state == TaskState.READY), db_now()),
+                else_=tasks.c.ready_at,
+            ),
         )
-        if _cut_off(conn, follower, moves, f"frames that it needs from step {name!r} failed", hit):
-            cut_off_by_frames(conn, follower, moves)
+        .where(tasks.c.id == new.c.id)
+    )
+    for step_id in sorted(ready):
+        _moved(conn, step_id, TaskState.BLOCKED, TaskState.READY, ready[step_id], moves)
+
+
+def cut_off_by_frames(conn: sa.Connection, causes: Sequence[str], moves: Moves) -> None:
+    """What waits for one of these failed, cancelled or unreachable tasks becomes unreachable, and so on."""
+    while causes:
+        edge = task_dependencies.c
+        query = sa.select(edge.task_id).where(edge.on_task_id.in_(id_rows(conn, causes))).distinct()
+        waiting = conn.scalars(query).all()
+        if not waiting:
+            return
+        name = conn.scalar(
+            sa.select(steps.c.name).join(tasks, tasks.c.step_id == steps.c.id).where(tasks.c.id == causes[0])
+        )
+        # joined by id alone: with steps in it as well, PostgreSQL may compare each with each
+        hit = json_rows(conn, "hit", {"id": "text"}, [{"id": task_id} for task_id in waiting])
+        rows = conn.execute(
+            tasks.update()
+            .where(tasks.c.id == hit.c.id, tasks.c.state == TaskState.BLOCKED)
+            .values(
+                state=TaskState.UNREACHABLE,
+                finished_at=db_now(),
+                error=f"frames that it needs from step {name!r} failed",
+            )
+            .returning(tasks.c.id, tasks.c.step_id)
+        ).all()
+        for step_id, number in sorted(Counter(row.step_id for row in rows).items()):
+            _moved(conn, step_id, TaskState.BLOCKED, TaskState.UNREACHABLE, number, moves)
+        causes = [row.id for row in rows]
+
+
+def bad_tasks(conn: sa.Connection, step_id: str) -> list[str]:
+    """Failed, cancelled and unreachable tasks of a step, if others follow it frame by frame; else none."""
+    edge = step_dependencies.c
+    followed = sa.exists().where(edge.on_step_id == step_id, edge.mode == "frames")
+    query = sa.select(tasks.c.id).where(tasks.c.step_id == step_id, tasks.c.state.in_(_BAD), followed)
+    return list(conn.scalars(query))
 
 
 # --- whole steps -------------------------------------------------------------------------------------
 
 
-def promote(conn: sa.Connection, step_id: str, moves: Moves, *, only: list[str] | None = None) -> int:
-    """Blocked tasks of the step that wait for nothing become ready; how many."""
-    waiting_on = conn.scalar(sa.select(steps.c.waiting_on).where(steps.c.id == step_id))
-    if waiting_on:
-        return 0
-    statement = tasks.update().where(
-        tasks.c.step_id == step_id, tasks.c.state == TaskState.BLOCKED, tasks.c.waiting_on == 0
-    )
-    if only is not None:
-        statement = statement.where(tasks.c.id.in_(id_rows(conn, only)))
-    number = conn.execute(statement.values(state=TaskState.READY, ready_at=db_now())).rowcount
+def promote(conn: sa.Connection, step_id: str, moves: Moves) -> None:
+    """Blocked tasks of the step that wait for nothing become ready."""
+    if conn.scalar(sa.select(steps.c.waiting_on).where(steps.c.id == step_id)):
+        return
+    number = conn.execute(
+        tasks.update()
+        .where(tasks.c.step_id == step_id, tasks.c.state == TaskState.BLOCKED, tasks.c.waiting_on == 0)
+        .values(state=TaskState.READY, ready_at=db_now())
+    ).rowcount
     _moved(conn, step_id, TaskState.BLOCKED, TaskState.READY, number, moves)
-    return number
 
 
 def unblock_step(conn: sa.Connection, step_id: str, moves: Moves) -> None:
@@ -184,7 +217,7 @@ def cut_off_whole(conn: sa.Connection, step_id: str, moves: Moves) -> None:
     ).all()
     for follower, name in followers:
         if _cut_off(conn, follower, moves, f"step {name!r}, which it depends on, did not succeed"):
-            cut_off_by_frames(conn, follower, moves)
+            cut_off_by_frames(conn, bad_tasks(conn, follower), moves)
 
 
 def _release_whole(conn: sa.Connection, step_id: str, moves: Moves) -> None:
@@ -220,7 +253,7 @@ def _expand(conn: sa.Connection, step_id: str, expansions: Mapping[str, StepPlan
             .where(step_dependencies.c.step_id == row["id"])
         ).all():
             if mode == "frames":
-                cut_off_by_frames(conn, cause, moves)
+                cut_off_by_frames(conn, bad_tasks(conn, cause), moves)
             if state in (GroupState.FAILED, GroupState.CANCELLED):
                 cut_off_whole(conn, cause, moves)
 
@@ -305,12 +338,9 @@ def cut_off_job(conn: sa.Connection, job_id: str, cause: str, moves: Moves) -> N
 # --- shared ------------------------------------------------------------------------------------------
 
 
-def _cut_off(
-    conn: sa.Connection, step_id: str, moves: Moves, error: str, which: sa.Select[Any] | None = None
-) -> int:
+def _cut_off(conn: sa.Connection, step_id: str, moves: Moves, error: str) -> int:
+    """Every blocked task of the step becomes unreachable; how many."""
     statement = tasks.update().where(tasks.c.step_id == step_id, tasks.c.state == TaskState.BLOCKED)
-    if which is not None:
-        statement = statement.where(tasks.c.id.in_(which))
     number = conn.execute(
         statement.values(state=TaskState.UNREACHABLE, finished_at=db_now(), error=error)
     ).rowcount

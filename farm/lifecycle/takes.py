@@ -12,7 +12,6 @@ from typing import Any
 import sqlalchemy as sa
 
 from farm import events
-from farm.db.rows import json_rows
 from farm.db.tables import frames, step_dependencies, steps, tasks
 from farm.errors import Conflict, FieldFault, InvalidInput, NotFound
 from farm.frame_index import FrameIndex
@@ -20,7 +19,7 @@ from farm.frame_range import FrameRange
 from farm.lifecycle.counters import Moves
 from farm.lifecycle.job_rows import change_job, read_job
 from farm.lifecycle.publish import make_current
-from farm.lifecycle.release import settle
+from farm.lifecycle.release import bad_tasks, settle
 from farm.plan import TaskPlan
 from farm.settings import Settings
 from farm.settings import settings as process_settings
@@ -81,7 +80,7 @@ def retake(
     moves.frames_total[step_id] += loaded.frames
     change_job(conn, job["id"], {}, "retake")
     # frames that it waits for may have failed before
-    settle(conn, moves, cut=set(upstream))
+    settle(conn, moves, cut=[task for other in upstream for task in bad_tasks(conn, other)])
     return {"step_id": step_id, "take": take, "tasks": len(plans), "frames": loaded.frames}
 
 
@@ -92,17 +91,16 @@ def set_current_take(conn: sa.Connection, step_id: str, numbers: FrameRange, tak
     """
     step = _step(conn, step_id)
     read_job(conn, step["job_id"])
-    wanted = json_rows(conn, "wanted", {"number": "int"}, [{"number": number} for number in numbers])
     there = set(
         conn.scalars(
             sa.select(frames.c.number).where(
                 frames.c.step_id == step_id,
+                frames.c.number.between(numbers.first, numbers.last),
                 frames.c.take == take,
                 frames.c.state == "published",
-                frames.c.number.in_(sa.select(wanted.c.number)),
             )
         )
-    )
+    ) & set(numbers)
     missing = numbers.without(there)
     if missing is not None:
         message = f"step {step['name']!r} has no published frame {str(missing)[:80]} of take {take}"
