@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from api.cli.running import parent
 from api.cli.running.children import farm_command, farm_environment
 from api.cli.running.lock import read_note
 from farm.client import Credentials, FarmClient
@@ -76,7 +75,8 @@ def environment(folder: Path, more: Mapping[str, str] | None = None) -> dict[str
         **(more or {}),
     }
     env = farm_environment(values)
-    for name in (parent.VARIABLE, "FARM_KEY_FILE", "FARM_DATABASE_URL", "FARM_BROKER_URL", "FARM_STORE_URL"):
+    # parent.VARIABLE stays: what a killed test run started ends with it
+    for name in ("FARM_KEY_FILE", "FARM_DATABASE_URL", "FARM_BROKER_URL", "FARM_STORE_URL"):
         env.pop(name, None)
     return env
 

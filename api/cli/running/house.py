@@ -78,16 +78,22 @@ class House:
 
     def stop(self, hurry: threading.Event) -> None:
         """End everything: the agent first, which parks its work; the broker last. ``hurry`` kills instead."""
-        for child in sorted(self.children, key=lambda child: ("node", "scheduler", "api").index(child.name)):
-            child.ask_to_stop()
-            deadline = time.monotonic() + child.grace_s
-            while not child.wait(LOOK_S):
-                if hurry.is_set() or time.monotonic() > deadline:
-                    self._say(f"{child.name} did not end in time; killing it")
-                    child.kill()
-                    break
+        for names in (("node",), ("scheduler", "api")):
+            ending = [child for child in self.children if child.name in names]
+            for child in ending:
+                child.ask_to_stop()
+            for child in ending:
+                self._wait_for_end(child, hurry)
         if self._broker is not None:
             self._broker.stop()
+
+    def _wait_for_end(self, child: Child, hurry: threading.Event) -> None:
+        deadline = time.monotonic() + child.grace_s
+        while not child.wait(LOOK_S):
+            if hurry.is_set() or time.monotonic() > deadline:
+                self._say(f"{child.name} did not end in time; killing it")
+                child.kill()
+                return
 
     def slot_count(self) -> int:
         """Slots that serve or can serve now."""

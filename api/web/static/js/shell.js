@@ -15,6 +15,15 @@ export async function begin() {
 /** Whether the signed-in key has a scope; `admin` has all. */
 export const may = (me, ...scopes) => me.scopes.includes("admin") || scopes.some((scope) => me.scopes.includes(scope));
 
+let leaving = false;
+
+/** Go to another page, once: a second wish must not break off the first. */
+export function leaveTo(path) {
+  if (leaving) return;
+  leaving = true;
+  location.assign(path);
+}
+
 /** Run an action of a button: disabled meanwhile, errors as a toast. */
 export function acting(button, work) {
   button.addEventListener("click", async () => {

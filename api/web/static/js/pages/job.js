@@ -2,7 +2,7 @@ import { get } from "../api.js";
 import { bar, byId, emptyNote, fill, h, keyed, setBar, stateMark } from "../dom.js";
 import { ago, count, duration, left, moment, percent, plural } from "../format.js";
 import { calmly, listen } from "../live.js";
-import { begin } from "../shell.js";
+import { begin, leaveTo } from "../shell.js";
 import { badShare, badTasks, hasEnded, progress, secondsLeft, shownState } from "../work.js";
 import { showActions } from "../parts/actions.js";
 import { showAttempts } from "../parts/attempts.js";
@@ -163,7 +163,7 @@ const refresh = calmly(load, 800);
 try {
   await load();
   listen({ job: id, seen: (type) => {
-    if (type === "job.deleted") location.assign("/jobs");
+    if (type === "job.deleted") leaveTo("/jobs");
     else refresh();
   }, again: refresh });
   setInterval(() => { if (!hasEnded(state.job)) refresh(); }, 4000);

@@ -1,6 +1,6 @@
 import { get, post } from "../api.js";
 import { bar, byId, emptyNote, fill, h, keyed, setBar, stateMark, toast } from "../dom.js";
-import { ago, count, size } from "../format.js";
+import { ago, count, plural, size } from "../format.js";
 import { calmly, listen } from "../live.js";
 import { guardPanel, updateGuard } from "../parts/guard.js";
 import { acting, begin, may } from "../shell.js";
@@ -84,8 +84,7 @@ function updateSlot(row, slot) {
   const [name, state, device, pools, task, restarts] = row.children;
   name.textContent = slot.name;
   fill(state, stateMark(slot.state), slot.hold_reason && h("div", { class: "hint" }, slot.hold_reason));
-  device.textContent = deviceText(slot.device);
-  device.title = slot.device.uuid ?? "";
+  fill(device, h("span", { title: slot.device.uuid ?? null }, deviceText(slot.device)), seat(slot.device));
   fill(pools, h("span", { class: "pool-list" }, slot.pools.map((pool) => h("span", { class: "chip" }, pool))));
   const held = slot.task_ids.map((id) => tasks.get(id)).find(Boolean);
   fill(task, held ? h("a", { class: "task", href: `/jobs/${held.job_id}` }, `${held.step}${held.frames ? `, frames ${held.frames}` : ""}`)
@@ -95,16 +94,23 @@ function updateSlot(row, slot) {
 
 function deviceText(device) {
   if (device.kind === "cpu") {
-    const threads = device.threads ?? device.cores?.length;
-    return threads ? `CPU, ${threads} thread${threads === 1 ? "" : "s"}` : "CPU";
+    return device.threads ? `CPU, ${plural(device.threads, "thread")}` : "CPU";
   }
   return device.name ?? device.kind ?? "–";
 }
 
+/** How a slot is seated: its guarantee class beside the neighbours, and what weakens its fence. */
+function seat(device) {
+  const reasons = device.label_reasons ?? [];
+  return h("span", { class: "seat" },
+    device.class_reason && h("span", { class: "chip", title: device.class_reason }, `class ${device.class}`),
+    (device.labels ?? []).map((label, n) => h("span", { class: "chip warn", title: reasons[n] ?? null }, label)),
+    device.cpus && h("span", { class: "hint" }, `cores ${device.cpus}`));
+}
+
 function about(info) {
-  const memory = info.memory_bytes ?? info.memory;
-  const parts = [info.cpus && `${info.cpus} cores`, typeof memory === "number" && size(memory), info.system ?? info.os];
-  return parts.filter((part) => typeof part === "string" && part).join(" · ");
+  return [info.cores && plural(info.cores, "core"), info.memory && size(info.memory), info.hypervisor && `virtual (${info.hypervisor})`]
+    .filter(Boolean).join(" · ");
 }
 
 async function act(id, verb, told) {

@@ -2,7 +2,7 @@
 
 import { patch, post, remove } from "../api.js";
 import { ask, h, icon, toast } from "../dom.js";
-import { acting, may } from "../shell.js";
+import { acting, leaveTo, may } from "../shell.js";
 import { badTasks, hasEnded } from "../work.js";
 
 /** Draw the buttons that fit the job's state; `changed()` is called after each command. */
@@ -32,7 +32,7 @@ export function showActions(holder, job, me, changed) {
     !open && acting(h("button", { type: "button", class: "danger" }, icon("bin"), "Delete"), async () => {
       if (!await ask("Delete this job?", "Its frames, films and logs go with it.", "Delete the job")) return;
       await remove(`/v1/jobs/${job.id}`);
-      location.assign("/jobs");
+      leaveTo("/jobs");
     }),
   ].filter(Boolean));
 }

@@ -88,7 +88,8 @@ class FrameGrid extends HTMLElement {
     const width = this.stage.clientWidth;
     const columns = Math.max(1, Math.floor((width + gap) / (wanted + gap)));
     const cellWidth = Math.floor((width - gap * (columns - 1)) / columns);
-    const cellHeight = Math.round(cellWidth / this.aspect) + 24;
+    // a pixel of border all around, and the caption
+    const cellHeight = Math.round((cellWidth - 2) / this.aspect) + 26;
     return { columns, cellWidth, cellHeight, gap };
   }
 
