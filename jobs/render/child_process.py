@@ -10,14 +10,15 @@ import signal
 import subprocess
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 import psutil
 
 from farm.errors import TaskFailed
 from jobs.engine import Log
-from jobs.render.sandbox import Room, confinement, seal
+from jobs.render.bounds import Bounds, Limits
+from jobs.render.sandbox import Program, Room, confinement, seal
 
 _READ: Final = 65_536
 _LONGEST_LINE: Final = 16 * 2**20
@@ -33,9 +34,14 @@ class ChildDied(TaskFailed):
 class Child:
     """One child process. Not thread-safe; start it from the slot's main thread (parent-death signal)."""
 
-    def __init__(self, module: str, arguments: Sequence[str], room: Room, env: Mapping[str, str]) -> None:
+    def __init__(self, program: Program, room: Room, env: Mapping[str, str], limits: Limits) -> None:
         self.room = room
-        sealed = seal(module, arguments, room, env)
+        self.bounds = Bounds.make(limits)
+        sealed = seal(program, room, env, self.bounds)
+        if sealed.user is not None:
+            os.chown(room.output, sealed.user, sealed.user)
+            # bubblewrap enters it before the child becomes that user
+            room.output.chmod(0o711)
         self.inputs = sealed.inputs
         self.output = sealed.output
         self.confinement = confinement()
@@ -57,6 +63,7 @@ class Child:
         self._answers: deque[dict[str, Any]] = deque()
         self._last_words: deque[bytes] = deque(maxlen=40)
         self._open = 2
+        self._peak = 0
 
     @property
     def pid(self) -> int:
@@ -133,6 +140,22 @@ class Child:
         words = b"".join(self._last_words).decode("utf-8", "replace").strip().splitlines()
         return f"the renderer ended with status {code}" + (f": {words[-1][:300]}" if words else "")
 
+    def renderer(self) -> int:
+        """Process id of the renderer itself: the innermost descendant, below what confines it."""
+        pid = self.pid
+        with contextlib.suppress(psutil.Error):
+            while children := psutil.Process(pid).children():
+                pid = children[0].pid
+        return pid
+
+    def describe(self) -> str:
+        """How the child is confined and what limits hold for it, as both read back now."""
+        return f"{self.confinement.describe()}, {self.bounds.describe(self.renderer())}".rstrip(", ")
+
+    def peak(self) -> int:
+        """The most memory that the child was seen to hold, in bytes."""
+        return max(self._peak, self.bounds.peak() or 0)
+
     def resident(self) -> int:
         """Memory that the child and all its descendants hold, in bytes."""
         total = 0
@@ -141,6 +164,7 @@ class Child:
             for process in [root, *root.children(recursive=True)]:
                 with contextlib.suppress(psutil.Error):
                     total += process.memory_info().rss
+        self._peak = max(self._peak, total)
         return total
 
     def end(self, *, politely: bool = True) -> None:
@@ -162,6 +186,7 @@ class Child:
             with contextlib.suppress(OSError, ValueError):
                 if stream:
                     stream.close()
+        self.bounds.remove()
 
 
 def _write_all(fd: int, data: bytes) -> None:

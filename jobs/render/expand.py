@@ -1,17 +1,22 @@
-"""Render spec to steps: ``render``, one task per chunk of frames, then ``film`` where one is wanted."""
+"""Render spec to steps.
+
+Mitsuba: ``render``, one task per chunk of frames, then ``film`` where one is wanted. Blender looks into the
+file first (:mod:`jobs.render.blender.plan`).
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 from farm.errors import FieldFault, InvalidSpec
 from farm.frame_range import FrameRange
 from farm.plan import JobPlan, StepPlan, TaskPlan
 from jobs.encode.expand import SETTING_FIELDS, film_step
 from jobs.kind import ExpandContext
+from jobs.render.blender import plan as blender
 from jobs.render.camera import OrbitCamera
 from jobs.render.outputs import declare
 from jobs.render.spec import DEFAULT_SAMPLES, Spec
@@ -33,6 +38,8 @@ def expand(spec: Spec, context: ExpandContext) -> JobPlan:
             f"({', '.join(sorted(context.assets)[:5]) or 'it has none'}); attach it"
         )
         raise InvalidSpec(text, [FieldFault("/spec/scene", text)])
+    if spec.engine == "blender":
+        return blender.steps(spec, warm_key(spec, context))
     frames = spec.frame_range()
     seconds = estimate_seconds(spec)
     size = spec.chunk_frames or max(1, min(MAX_CHUNK, round(spec.chunk_seconds / seconds)))
@@ -42,7 +49,7 @@ def expand(spec: Spec, context: ExpandContext) -> JobPlan:
         engine="render",
         pool="render",
         tasks=_tasks(frames, size, seconds),
-        outputs=tuple(declare(o, spec.resolution, spec.transparent) for o in spec.outputs),
+        outputs=tuple(declare(o, spec.size, bool(spec.transparent)) for o in spec.outputs),
         payload={"warm_key": key},
         warm_key=key,
         requires={"device": "cuda"} if spec.device == "cuda" else {},
@@ -56,9 +63,16 @@ def expand(spec: Spec, context: ExpandContext) -> JobPlan:
     return JobPlan([render, film_step("film", settings, source, max_retries=spec.max_retries)])
 
 
+def expand_deferred(
+    spec: Spec, step_name: str, results: list[dict[str, Any]], context: ExpandContext
+) -> StepPlan:
+    """A step of a Blender job, from what the step before it found."""
+    return blender.expand_deferred(spec, warm_key(spec, context), step_name, results, context)
+
+
 def estimate_seconds(spec: Spec) -> float:
     """Expected seconds per frame, from pixels and samples alone."""
-    width, height = spec.resolution
+    width, height = spec.size
     samples = spec.samples or DEFAULT_SAMPLES
     rate = SECONDS_PER_SAMPLE["cuda" if spec.device == "cuda" else "scalar"]
     return SECONDS_PER_FRAME + width * height * samples * rate
@@ -66,15 +80,15 @@ def estimate_seconds(spec: Spec) -> float:
 
 def warm_key(spec: Spec, context: ExpandContext) -> str:
     """Names what a child has loaded: the job's assets by hash and all of the spec that loading depends on."""
-    # a turntable spreads its turns over the frame range, so that belongs to what the child holds
-    turning = isinstance(spec.resolved_camera, OrbitCamera)
+    # a turntable spreads its turns over the frame range, and Blender's auto camera looks at its ends
+    moving = spec.engine == "blender" or isinstance(spec.resolved_camera, OrbitCamera)
     loaded = {
-        "frames": spec.frames if turning else None,
+        "frames": spec.frames if moving else None,
         "assets": sorted((a.path, a.sha256) for a in context.assets.values()),
         "spec": spec.model_dump(mode="json", exclude=_NOT_LOADED),
     }
     text = json.dumps(loaded, sort_keys=True, separators=(",", ":"))
-    return f"mitsuba:{hashlib.sha256(text.encode()).hexdigest()[:24]}"
+    return f"{spec.engine}:{hashlib.sha256(text.encode()).hexdigest()[:24]}"
 
 
 def _tasks(frames: FrameRange, size: int, seconds: float) -> Iterator[TaskPlan]:

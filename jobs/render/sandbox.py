@@ -2,30 +2,32 @@
 
 Under bubblewrap a child has no network, no other processes, an empty environment, its code and inputs
 read-only, and one folder to write in. Where bubblewrap is missing or not allowed, the child still gets an
-empty environment, a process group, limits and no new privileges (:func:`limit_self`), and the farm says so.
+empty environment, a process group, limits and no new privileges, and the farm says so. A slot that runs as
+root gives its children a user of their own, because limits on processes do not bind root.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
-import resource
 import shutil
+import stat
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
 import jobs
+from jobs.render.bounds import Bounds
 
-_PR_SET_PDEATHSIG: Final = 1
-_PR_SET_NO_NEW_PRIVS: Final = 38
 _SYSTEM: Final = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/ld.so.conf")
 _SYSTEM_MORE: Final = ("/etc/ld.so.conf.d", "/etc/alternatives", "/etc/vulkan", "/etc/OpenCL", "/opt")
 CODE_ROOT: Final = Path(jobs.__file__).resolve().parents[1]
+_SETPRIV: Final = "/usr/bin/setpriv"
+_FIRST_USER: Final = 1_900_000_000
+"""Users of children are this number and their slot's process id: nobody else's, and one per slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +37,21 @@ class Confinement:
     name: str
     reason: str
     flags: tuple[str, ...] = ()
+    user: int | None = None
+    """User that children become; ``None`` where they stay the slot's own."""
 
     def describe(self) -> str:
         """One line for logs and device records."""
         return f"{self.name} ({self.reason})" if self.reason else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What runs in a child: its command line, its environment, and the folders that it must read."""
+
+    argv: tuple[str, ...]
+    folders: tuple[Path, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +62,8 @@ class Sealed:
     env: dict[str, str]
     inputs: Path
     output: Path
+    user: int | None
+    """User that the output folder must belong to; ``None``: the slot's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,78 +81,108 @@ class Room:
 def confinement() -> Confinement:
     """What works here, tried once. ``FARM_SANDBOX=plain`` turns bubblewrap off, ``=bubblewrap`` insists."""
     wish = os.environ.get("FARM_SANDBOX", "auto")
+    user = _FIRST_USER + os.getpid() if os.getuid() == 0 and Path(_SETPRIV).exists() else None
     if wish == "plain":
-        return Confinement("plain", "FARM_SANDBOX=plain")
+        return Confinement("plain", "FARM_SANDBOX=plain", user=user)
     bwrap = shutil.which("bwrap")
     if bwrap is None:
-        return Confinement("plain", "bubblewrap is not installed: apt-get install bubblewrap")
-    base = ("--unshare-all", "--die-with-parent", "--cap-drop", "ALL", "--dev", "/dev", "--tmpfs", "/tmp")
+        return Confinement("plain", "bubblewrap is not installed: apt-get install bubblewrap", user=user)
+    common = ("--die-with-parent", "--cap-drop", "ALL")
+    # root needs no user namespace, and without one its children can become another user for good
+    apart = ("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try")
+    become = ("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--perms", "1777", "--tmpfs", "/tmp")
+    ways: list[tuple[tuple[str, ...], int | None]] = []
+    if user is not None:
+        ways.append(((*apart, *common, *become), user))
+    ways.append((("--unshare-all", *common, "--tmpfs", "/tmp"), None))
     reason = ""
-    for proc in (("--proc", "/proc"), ()):
-        flags = (bwrap, *base, *proc)
-        probe = [*flags, *_system_binds(), "--", "/bin/true"]
-        try:
-            done = subprocess.run(probe, capture_output=True, timeout=20, check=False)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            reason = str(error)
-            continue
-        if done.returncode == 0:
-            return Confinement("bubblewrap", "" if proc else "without /proc", flags)
-        reason = done.stderr.decode("utf-8", "replace").strip()[:200] or f"exit status {done.returncode}"
-    return Confinement("plain", f"bubblewrap does not work here: {reason}")
+    for way, becomes in ways:
+        for proc in (("--proc", "/proc"), ()):
+            flags = (bwrap, *way, "--dev", "/dev", *proc)
+            probe = [*flags, *_system_binds(), "--", *_become(becomes), "/bin/true"]
+            try:
+                done = subprocess.run(probe, capture_output=True, timeout=20, check=False)
+            except (OSError, subprocess.TimeoutExpired) as error:
+                reason = str(error)
+                continue
+            if done.returncode == 0:
+                return Confinement("bubblewrap", "" if proc else "without /proc", flags, becomes)
+            reason = done.stderr.decode("utf-8", "replace").strip()[:200] or f"exit {done.returncode}"
+    return Confinement("plain", f"bubblewrap does not work here: {reason}", user=user)
 
 
-def seal(module: str, arguments: Sequence[str], room: Room, env: Mapping[str, str]) -> Sealed:
-    """The command that runs ``python -m module arguments`` in ``room``, with ``env`` and little more."""
+def farm_python(module: str, *arguments: str) -> Program:
+    """``python -m module arguments`` of this very Python, with the farm's own packages."""
+    return Program(
+        (sys.executable, "-P", "-s", "-m", module, *arguments),
+        tuple(_code_folders()),
+        {"PYTHONPATH": str(CODE_ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
+    )
+
+
+def seal(program: Program, room: Room, env: Mapping[str, str], bounds: Bounds | None = None) -> Sealed:
+    """The command that runs ``program`` in ``room`` within ``bounds``, with ``env`` and little more."""
     how = confinement()
-    python = [sys.executable, "-P", "-s", "-m", module, *arguments]
     inner = {
         "PATH": "/usr/bin:/bin",
-        "PYTHONPATH": str(CODE_ROOT),
-        "PYTHONDONTWRITEBYTECODE": "1",
         "LC_ALL": "C.UTF-8",
         "HOME": "/tmp" if how.name == "bubblewrap" else str(room.output),
+        **program.env,
         **env,
     }
+    user = how.user
+    if how.name != "bubblewrap" and user is not None:
+        # without mounts of its own the child walks to its folders like everybody else
+        ways = (*program.folders, room.inputs, room.output, *room.links.values())
+        user = user if all(_everybody_may_enter(path) for path in ways) else None
+    enter = bounds.enter() if bounds else []
+    limits = bounds.resource_limits(user is not None) if bounds else []
     if how.name != "bubblewrap":
-        return Sealed(python, inner, room.inputs, room.output)
-    argv = [*how.flags, "--clearenv"]
+        argv = [*enter, *_become(user), *limits, *program.argv]
+        return Sealed(argv, inner, room.inputs, room.output, user)
+    argv = [*enter, *how.flags, "--clearenv"]
     for name, value in inner.items():
         argv += ["--setenv", name, value]
     argv += _system_binds()
-    for folder in _code_folders():
-        argv += ["--ro-bind", str(folder), str(folder)]
+    assets = {f"/assets/{name}": real for name, real in room.links.items()} or {"/assets": room.inputs}
+    binds = {str(folder): folder for folder in program.folders} | assets
+    argv += _folders_above(binds)
+    for target, real in binds.items():
+        argv += ["--ro-bind", str(real), target]
     if room.cuda:
         argv += _cuda_binds()
     if room.links:
-        argv += ["--dir", "/assets"]
-        for name, real in room.links.items():
-            argv += ["--ro-bind", str(real), f"/assets/{name}"]
         argv += ["--remount-ro", "/"]
-    else:
-        argv += ["--ro-bind", str(room.inputs), "/assets"]
-    argv += ["--bind", str(room.output), "/out", "--chdir", "/out", "--", *python]
-    return Sealed(argv, {"PATH": "/usr/bin:/bin"}, Path("/assets"), Path("/out"))
+    argv += ["--bind", str(room.output), "/out", "--chdir", "/out", "--"]
+    argv += [*(_become(user) if user is not None else []), *limits, *program.argv]
+    return Sealed(argv, {"PATH": "/usr/bin:/bin"}, Path("/assets"), Path("/out"), user)
 
 
-def limit_self(memory: int | None) -> None:
-    """Called first thing in a child: no new privileges, no core files, die with the parent, memory limit.
+def _become(user: int | None) -> list[str]:
+    """The ``setpriv`` that goes before a program: no new privileges, death with the parent, its own user."""
+    if not Path(_SETPRIV).exists():
+        return []
+    argv = [_SETPRIV, "--no-new-privs"]
+    if user is not None:
+        argv += [f"--reuid={user}", f"--regid={user}", "--clear-groups", "--inh-caps=-all"]
+    return [*argv, "--pdeathsig=KILL"]
 
-    ``memory`` bounds private writable memory in bytes (``RLIMIT_DATA``); ``None`` leaves it to the parent's
-    watch, as CUDA reserves far more than it uses. Holds for root too, as the process itself asks for it.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    for option, value in ((_PR_SET_NO_NEW_PRIVS, 1), (_PR_SET_PDEATHSIG, 9)):
-        if libc.prctl(option, value, 0, 0, 0) != 0:
-            raise OSError(ctypes.get_errno(), f"prctl({option}) failed")
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if memory is not None:
-        resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+
+def _everybody_may_enter(path: Path) -> bool:
+    real = path.resolve()
+    return all(parent.stat().st_mode & stat.S_IXOTH for parent in (real, *real.parents) if parent.is_dir())
+
+
+def _folders_above(targets: Iterable[str]) -> list[str]:
+    """Folders above mounts, open to every user: bubblewrap itself makes them for root alone."""
+    above = {str(parent) for target in targets for parent in Path(target).parents[:-1]}
+    return [word for folder in sorted(above) for word in ("--perms", "0755", "--dir", folder)]
 
 
 def _system_binds() -> list[str]:
-    argv: list[str] = []
-    for name in (*_SYSTEM, *_SYSTEM_MORE):
+    names = (*_SYSTEM, *_SYSTEM_MORE)
+    argv = _folders_above(names)
+    for name in names:
         path = Path(name)
         if path.is_symlink() and path.is_dir():
             argv += ["--symlink", str(path.readlink()), name]

@@ -14,7 +14,7 @@ PASSES = (
     "ambient_occlusion", "emit", "environment", "diffuse_direct", "diffuse_indirect", "diffuse_color",
     "glossy_direct", "glossy_indirect", "glossy_color", "transmission_direct", "transmission_indirect",
     "transmission_color", "volume_direct", "volume_indirect", "cryptomatte_object", "cryptomatte_material",
-    "cryptomatte_asset",
+    "cryptomatte_asset", "shadow_catcher", "transparent",
 )  # fmt: skip
 """View layer passes by the names of Blender's ``use_pass_…`` properties."""
 
@@ -76,10 +76,10 @@ class BlenderSettings(Model):
     engine: Literal["cycles", "eevee", "workbench"] | None = Field(
         default=None, description="Left out: the file's own engine."
     )
-    device: Literal["cpu", "cuda", "optix", "hip", "oneapi"] = Field(
-        default="cpu", description="Cycles device; what is not there fails, never falls back to the CPU."
+    adaptive: bool | None = Field(
+        default=None,
+        description="Let Cycles stop a pixel early; left out: as the file says; no, with samples.",
     )
-    adaptive: bool = Field(default=False, description="Let Cycles stop a pixel before all samples are taken.")
     denoiser: Literal["none", "openimagedenoise", "optix"] | None = Field(
         default=None, description="Cycles denoiser; left out: as the file says."
     )
@@ -119,8 +119,26 @@ class BlenderSettings(Model):
             )
         if parted and self.adaptive:
             raise fault("blender/adaptive", f"{parted}: adaptive sampling leaves seams; set adaptive: false")
-        if self.engine not in (None, "cycles") and self.device != "cpu":
-            raise fault("blender/device", f"device {self.device} is a Cycles device; leave it out")
         if self.engine not in (None, "cycles") and parted:
             raise fault("blender/" + parted, f"{parted} need cycles; set engine: cycles")
+        if parted and self.compositor:
+            raise fault(
+                "blender/compositor", f"{parted}: the compositor needs the whole picture; turn it off"
+            )
         return self
+
+    @property
+    def parted(self) -> bool:
+        """Whether one still is rendered in parts."""
+        return self.tiles is not None or self.sample_ranges is not None
+
+    def fits(self, device: str, one_frame: bool | None, film: bool) -> None:
+        """Check against the rest of the job. ``one_frame`` is ``None`` where the file names the frames."""
+        if self.engine not in (None, "cycles") and device != "cpu":
+            raise fault("device", f"device {device} is a Cycles device; leave it out for {self.engine}")
+        if self.denoiser == "optix" and device not in ("cuda", "optix"):
+            raise fault("blender/denoiser", "denoiser optix runs on device cuda or optix only")
+        if self.parted and one_frame is not True:
+            raise fault("frames", "tiles and sample_ranges render one still: name one frame, such as 12")
+        if self.parted and film:
+            raise fault("film", "tiles and sample_ranges render one still, which makes no film")

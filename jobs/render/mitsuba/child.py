@@ -18,8 +18,6 @@ import traceback
 from pathlib import Path
 from typing import IO, Any
 
-from jobs.render.sandbox import limit_self
-
 
 class Answers:
     """Writes answers; progress may come from a renderer's thread."""
@@ -72,7 +70,6 @@ def _serve(requests: IO[str], answers: Answers) -> None:
         number = request.get("number")
         try:
             if op == "load":
-                limit_self(request.get("memory"))
                 began = time.monotonic()
                 from jobs.render.mitsuba.scene import load
 

@@ -175,7 +175,7 @@ def make_sensor(template: dict[str, Any], spec: Spec) -> Any:
     sampler = dict(wanted.pop("sampler", {"type": "independent"}))
     if spec.samples is not None or spec.suffix != ".xml":
         sampler["sample_count"] = spec.samples or DEFAULT_SAMPLES
-    width, height = spec.resolution
+    width, height = spec.size
     wanted["sampler"] = sampler
     wanted["film"] = {
         "type": "hdrfilm",
@@ -255,7 +255,7 @@ class HeldScene:
         """Where the camera is in a frame; ``None`` for the file's own camera, which stands still."""
         camera = self.spec.resolved_camera
         if isinstance(camera, OrbitCamera):
-            return orbit_pose(camera, number, self.frames, self.bounds, self.spec.resolution)
+            return orbit_pose(camera, number, self.frames, self.bounds, self.spec.size)
         if isinstance(camera, KeyframeCamera):
             return keyframe_pose(camera, number)
         return None
@@ -265,7 +265,7 @@ class HeldScene:
 
         Intrinsics are ``None`` for cameras that are not pinholes (orthographic, shifted, fisheye).
         """
-        size = self.spec.resolution
+        size = self.spec.size
         pose = self.pose(number)
         if pose is not None:
             try:
@@ -291,7 +291,7 @@ class HeldScene:
         if pose is not None:
             self._move(number, pose)
         self.progress.number, self.progress.said = number, time.monotonic()
-        seed = (self.spec.seed + number) % 2**32
+        seed = ((self.spec.seed or 0) + number) % 2**32
         try:
             image = mi.render(
                 self.scene, sensor=self.sensor, integrator=self.integrator, seed=seed,
@@ -333,4 +333,4 @@ def make_denoiser(spec: Spec) -> Any:
         return oidn()
     from jobs.render.mitsuba.denoising import optix
 
-    return optix(spec.resolution)
+    return optix(spec.size)

@@ -168,7 +168,7 @@ def test_the_child_stays_open_between_tasks_of_a_job_and_ends_with_the_engine(ho
         assert host.warm == plan.steps[0].warm_key
         assert len(pids) == 1
         assert host.log.text().count("the scene is still loaded") == 2
-        folder = engine._open.child.room.output
+        folder = engine._held.child.room.output
         assert not any(folder.iterdir())
     finally:
         engine.close()

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from jobs.render.sandbox import Room, confinement, seal
+from jobs.render.bounds import Bounds, Limits
+from jobs.render.sandbox import Room, confinement, farm_python, seal
 
 ATTACK = """
 import json, os, socket
@@ -40,11 +41,14 @@ print(json.dumps({{
 
 def attack(room: Room, secret: Path, port: int, as_user: int | None = None) -> dict[str, Any]:
     """Run the attack inside ``room``; ``-m timeit`` runs any code given as an argument."""
-    inside = seal("timeit", [], room, {"GIVEN": "1"})
+    inside = seal(farm_python("timeit"), room, {"GIVEN": "1"})
     code = ATTACK.format(
         arguments=(str(inside.inputs), str(inside.output), str(secret), port), code=str(Path(__file__))
     )
-    sealed = seal("timeit", ["-n", "1", "-r", "1", "-s", code, "pass"], room, {"GIVEN": "1"})
+    program = farm_python("timeit", "-n", "1", "-r", "1", "-s", code, "pass")
+    sealed = seal(program, room, {"GIVEN": "1"})
+    if sealed.user is not None:
+        os.chown(room.output, sealed.user, sealed.user)
     prefix = ["setpriv", f"--reuid={as_user}", f"--regid={as_user}", "--clear-groups"] if as_user else []
     done = subprocess.run(
         [*prefix, *sealed.argv], env=sealed.env, capture_output=True, timeout=60, check=False
@@ -85,6 +89,9 @@ def users() -> list[int | None]:
 def test_bubblewrap_leaves_only_inputs_and_output(
     room: Room, listener: Any, user: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if user:
+        # as the farm of an ordinary user would find it
+        monkeypatch.setattr(os, "getuid", lambda: user)
     confinement.cache_clear()
     if confinement().name != "bubblewrap":
         pytest.skip(f"bubblewrap does not work here: {confinement().reason}")
@@ -95,7 +102,10 @@ def test_bubblewrap_leaves_only_inputs_and_output(
         for name, value in (("executable", "/usr/bin/python3"), ("prefix", "/usr"), ("base_prefix", "/usr")):
             monkeypatch.setattr(sys, name, value)
         monkeypatch.setattr(sys, "path", [])
-    found = attack(room, room.inputs.parent / "secret", listener.getsockname()[1], user)
+    try:
+        found = attack(room, room.inputs.parent / "secret", listener.getsockname()[1], user)
+    finally:
+        confinement.cache_clear()
     assert found["read_input"] == "done"
     assert found["write_output"] == "done"
     assert found["write_input"] != "done"
@@ -120,26 +130,29 @@ def test_without_bubblewrap_the_environment_is_still_empty_and_the_reason_is_tol
     confinement.cache_clear()
     try:
         assert confinement().describe() == "plain (FARM_SANDBOX=plain)"
-        sealed = seal("json.tool", [], room, {"GIVEN": "1"})
+        sealed = seal(farm_python("json.tool"), room, {"GIVEN": "1"})
         assert "AWS_SECRET_ACCESS_KEY" not in sealed.env
         assert sealed.env["GIVEN"] == "1"
     finally:
         confinement.cache_clear()
 
 
-def test_a_child_gives_up_new_privileges_and_core_files_and_is_bounded_in_memory() -> None:
+def test_a_child_gives_up_new_privileges_and_core_files_and_is_bounded_in_memory(
+    room: Room, confined: str
+) -> None:
     code = (
-        "import resource\n"
-        "from jobs.render.sandbox import limit_self\n"
-        "limit_self(2 ** 28)\n"
-        "print(open('/proc/self/status').read().split('NoNewPrivs:')[1].split()[0])\n"
-        "print(resource.getrlimit(resource.RLIMIT_CORE)[0])\n"
-        "try:\n"
-        "    bytearray(2 ** 29)\n"
-        "except MemoryError:\n"
-        "    print('bounded')\n"
+        "import resource;"
+        "print(open('/proc/self/status').read().split('NoNewPrivs:')[1].split()[0]);"
+        "print(resource.getrlimit(resource.RLIMIT_CORE)[0]);"
+        "exec('try:\\n    bytearray(2 ** 29)\\nexcept MemoryError:\\n    print(\\'bounded\\')')"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, check=True, timeout=60, text=True
-    )
-    assert done.stdout.split() == ["1", "0", "bounded"]
+    bounds = Bounds.make(Limits(2**28, 64))
+    try:
+        program = farm_python("timeit", "-n", "1", "-r", "1", "-s", code, "pass")
+        sealed = seal(program, room, {}, bounds)
+        done = subprocess.run(
+            sealed.argv, env=sealed.env, capture_output=True, check=True, timeout=60, text=True
+        )
+    finally:
+        bounds.remove()
+    assert done.stdout.split()[:3] == ["1", "0", "bounded"]

@@ -15,7 +15,7 @@ from typing import Any
 from farm.errors import OutOfSpace, PermanentFailure
 from farm.frame_range import FrameRange
 from farm.plan import JobPlan, StepPlan
-from jobs.engine import StoredFrame, TaskContext
+from jobs.engine import StoredArtifact, StoredFrame, TaskContext
 from jobs.kind import Asset, ExpandContext
 from jobs.registry import kind
 from workers.verify import verify
@@ -60,6 +60,7 @@ class LocalHost:
     spool_budget: int = 2**30
     published: dict[tuple[str, int], Published] = field(default_factory=dict)
     artifacts: dict[str, tuple[Path, str, dict[str, Any]]] = field(default_factory=dict)
+    made_by: dict[str, str] = field(default_factory=dict)
     results: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     phases: list[str] = field(default_factory=list)
     progresses: list[tuple[float, str]] = field(default_factory=list)
@@ -131,6 +132,7 @@ class LocalHost:
     ) -> str:
         kept = self._keep(path)
         self.artifacts[name] = (kept, media_type, dict(meta or {}))
+        self.made_by[name] = self.step
         return kept.name
 
     def result(self, data: Mapping[str, Any]) -> None:
@@ -184,6 +186,13 @@ class LocalHost:
             )
         return stored
 
+    def stored_artifacts(self, step: str) -> list[StoredArtifact]:
+        return [
+            StoredArtifact(name, path, meta)
+            for name, (path, _, meta) in sorted(self.artifacts.items())
+            if self.made_by[name] == step
+        ]
+
     def step_results(self, step: str) -> list[Mapping[str, Any]]:
         return list(self.results.get(step, []))
 
@@ -200,11 +209,22 @@ class LocalHost:
     def plan(self, kind_name: str, spec: dict[str, Any]) -> tuple[dict[str, Any], JobPlan]:
         """Parse and expand a job over this host's assets, as submission does."""
         parsed = kind(kind_name).parse(spec)
-        assets = {
-            path: Asset(path, hashlib.sha256(source.read_bytes()).hexdigest(), source.stat().st_size)
-            for path, source in self.files.items()
-        }
-        return parsed.model_dump(mode="json"), kind(kind_name).expand(parsed, ExpandContext(assets=assets))
+        return parsed.model_dump(mode="json"), kind(kind_name).expand(parsed, self.context())
+
+    def context(self) -> ExpandContext:
+        """What ``expand`` may look at."""
+        return ExpandContext(
+            assets={
+                path: Asset(path, hashlib.sha256(source.read_bytes()).hexdigest(), source.stat().st_size)
+                for path, source in self.files.items()
+            }
+        )
+
+    def expanded(self, kind_name: str, spec: dict[str, Any], step: StepPlan) -> StepPlan:
+        """A deferred step with its tasks, from what the step that it waits for found here."""
+        assert step.deferred_on is not None
+        chosen, results = kind(kind_name), self.results.get(step.deferred_on, [])
+        return chosen.expand_deferred(chosen.parse(spec), step.name, results, self.context())
 
     def tasks(self, spec: dict[str, Any], step: StepPlan, threads: int = 2) -> Iterator[TaskContext]:
         """The tasks of a step, as a slot would get them; turns this host to each."""
@@ -232,7 +252,8 @@ class LocalHost:
     def run_job(self, kind_name: str, spec: dict[str, Any]) -> None:
         """Run every task of a job with fresh engines; raises what an engine raises."""
         parsed, plan = self.plan(kind_name, spec)
-        for step in plan.steps:
+        for planned in plan.steps:
+            step = self.expanded(kind_name, parsed, planned) if planned.deferred else planned
             engine = kind(step.engine).create_engine()
             engine.open(self)
             try:

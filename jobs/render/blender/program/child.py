@@ -1,9 +1,8 @@
-"""The child's loop: one JSON request a line in, JSON events and one answer a line out.
+"""The child's loop: one JSON request a line in, JSON events a line out.
 
-Requests are ``{"id": 1, "do": "open", ...}``; answers ``{"id": 1, "ok": {...}}`` or
-``{"id": 1, "error": {"type": "...", "message": "..."}}``; in between come ``{"event": "..."}`` lines.
-Blender and its libraries print to file descriptor 1 whatever they like, so the protocol moves to a
-descriptor of its own first and everything else goes to stderr, which is the attempt's log.
+Requests: ``load``, ``set``, ``frame``, ``develop``, ``end``. Answers: ``loaded``, ``ready``, ``progress``,
+``frame``, ``developed``, ``error``. Blender and its libraries print to file descriptor 1 whatever they like,
+so the protocol moves to a descriptor of its own first and everything else goes to stderr, the attempt's log.
 """
 
 from __future__ import annotations
@@ -32,41 +31,51 @@ class Protocol:
         line = self._in.readline()
         return json.loads(line) if line else None
 
-    def write(self, message: dict[str, Any]) -> None:
-        """Send one message."""
-        os.write(self._out, (json.dumps(message, allow_nan=False) + "\n").encode())
+    def send(self, event: str, **fields: Any) -> None:
+        """One event."""
+        view = memoryview((json.dumps({"event": event, **fields}, allow_nan=False) + "\n").encode())
+        while view:
+            view = view[os.write(self._out, view) :]
 
 
 def main() -> None:
-    """Serve requests until the parent closes the pipe; then leave without running any exit handler."""
-    protocol = Protocol()
+    """Serve requests until ``end`` or the end of stdin; then leave without running any exit handler."""
+    code = 0
+    try:
+        _serve(Protocol())
+    except BaseException:  # noqa: BLE001 - whatever ends this process must not meet Blender's exit handlers
+        traceback.print_exc()
+        code = 1
+    # some of Blender's libraries hang or crash in their exit handlers
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _serve(protocol: Protocol) -> None:
     began = time.monotonic()
     import bpy
 
-    from .render import Session
+    from .session import Session
 
-    session = Session(bpy, protocol.write)
-    protocol.write(
-        {
-            "event": "up",
-            "blender": bpy.app.version_string,
-            "seconds": time.monotonic() - began,
-            "pid": os.getpid(),
-        }
-    )
+    session = Session(bpy, protocol.send)
+    up = time.monotonic() - began
     while (request := protocol.read()) is not None:
-        number = request.pop("id", 0)
-        action = request.pop("do", "")
+        op = request.pop("op")
+        if op == "end":
+            return
+        number = request.get("number")
         try:
-            answer = session.handle(action, request)
-            answer["peak_rss"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-            protocol.write({"id": number, "ok": answer})
+            answer = session.handle(op, request)
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            protocol.send(ANSWERS[op], peak_rss=peak, up_s=up, **answer)
         except Exception as error:  # noqa: BLE001 - every fault of a request goes back to the parent
-            traceback.print_exc()
-            kind = getattr(error, "kind", type(error).__name__)
-            protocol.write({"id": number, "error": {"type": kind, "message": str(error)}})
-        if action == "quit":
-            break
-    # some of Blender's libraries hang or crash in their exit handlers
-    sys.stderr.flush()
-    os._exit(0)
+            kind = getattr(error, "kind", "")
+            if isinstance(error, MemoryError) or "bad_alloc" in str(error):
+                kind = "memory"
+            if not kind:
+                traceback.print_exc()
+            words = str(error) if kind else f"{type(error).__name__}: {error}"
+            protocol.send("error", kind=kind or "failed", message=words, frame=number)
+
+
+ANSWERS = {"load": "loaded", "set": "ready", "frame": "frame", "develop": "developed"}

@@ -12,10 +12,10 @@ class Fault(Exception):
 class BadInput(Fault):
     """The file or the spec is at fault: trying again cannot help."""
 
-    kind = "bad_input"
+    kind = "permanent"
 
 
 class NoDevice(Fault):
     """The device that was asked for is not there."""
 
-    kind = "no_device"
+    kind = "device"

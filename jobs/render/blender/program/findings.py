@@ -81,8 +81,12 @@ def _world_shines(scene: Any) -> bool:
     return False
 
 
+_MISSING = {"missing_file", "missing_datablock", "foreign_path", "outside_assets"}
+"""Findings that ``allow_missing`` lets pass."""
+
+
 def _finding(code: str, severity: str, message: str, **more: Any) -> dict[str, Any]:
-    return {"code": code, "severity": severity, "message": message, **more}
+    return {"code": code, "severity": severity, "message": message, "missing": code in _MISSING, **more}
 
 
 def external_files(bpy: Any) -> Iterator[tuple[str, str, str, Any]]:

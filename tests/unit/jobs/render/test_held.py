@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from farm.errors import TaskFailed
-from jobs.render.engine import Clock, take_file
+from jobs.render.held import Clock, take_file
 
 
 @pytest.fixture

@@ -1,0 +1,70 @@
+"""Renders one frame and writes its files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from .faults import Fault
+
+
+def render(bpy: Any, scene: Any, number: int, outputs: list[dict[str, Any]], folder: Path) -> dict[str, str]:
+    """Render ``number`` once and write every output; returns output name to file name in ``folder``.
+
+    An output is ``{"name", "format", "dtype", "alpha", "quality"}``. Raises :class:`Fault`, naming the frame.
+    """
+    scene.frame_set(number)
+    # a multilayer EXR is written whole only by the render operator; the others are saved from its result
+    ordered = sorted(outputs, key=lambda output: output["format"] != "exr")
+    written: dict[str, str] = {}
+    for index, output in enumerate(ordered):
+        path = folder / f"{number}-{output['name']}"
+        apply_format(scene.render.image_settings, output)
+        if index == 0:
+            scene.render.filepath = str(path)
+            outcome = bpy.ops.render.render(write_still=True, scene=scene.name)
+            if "FINISHED" not in outcome:
+                raise Fault(f"frame {number}: Blender did not finish the render: {outcome}")
+        else:
+            bpy.data.images["Render Result"].save_render(str(path), scene=scene)
+        if not path.is_file():
+            raise Fault(f"frame {number}: Blender reported success but wrote no {output['name']}")
+        written[output["name"]] = path.name
+    return written
+
+
+def develop(
+    bpy: Any, scene: Any, source: Path, number: int, outputs: list[dict[str, Any]], folder: Path
+) -> dict[str, str]:
+    """Write a picture in linear light (``source``, an EXR) through the scene's view transform."""
+    image = bpy.data.images.load(str(source))
+    image.colorspace_settings.name = "Linear Rec.709"
+    image.alpha_mode = "PREMUL"
+    written = {}
+    for output in outputs:
+        path = folder / f"{number}-{output['name']}"
+        apply_format(scene.render.image_settings, output)
+        image.save_render(str(path), scene=scene)
+        if not path.is_file():
+            raise Fault(f"frame {number}: Blender reported success but wrote no {output['name']}")
+        written[output["name"]] = path.name
+    bpy.data.images.remove(image)
+    return written
+
+
+def apply_format(settings: Any, output: dict[str, Any]) -> None:
+    """Blender's image settings for an output."""
+    kind = output["format"]
+    if kind == "exr":
+        settings.file_format = "OPEN_EXR_MULTILAYER"
+        settings.color_depth = "32" if output["dtype"] == "float32" else "16"
+        settings.exr_codec = "ZIP"
+        return
+    if kind == "jpeg":
+        settings.file_format = "JPEG"
+        settings.quality = output.get("quality", 90)
+    else:
+        settings.file_format = "PNG"
+        settings.color_depth = "16" if output["dtype"] == "uint16" else "8"
+        settings.compression = 15
+    settings.color_mode = "RGBA" if output.get("alpha") else "RGB"

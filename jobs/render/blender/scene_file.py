@@ -1,0 +1,76 @@
+"""What a .blend says before Blender opens it: the engines of its scenes, and every path that it names.
+
+Read by blender-asset-tracer in the slot. Blender maps an engine that no longer exists to another in silence,
+and opens linked libraries while it opens the file: both are looked at first.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from farm.errors import EscapedPath, NotInstalled, PermanentFailure
+
+KNOWN_ENGINES: Final = {
+    "CYCLES": "cycles",
+    "BLENDER_EEVEE": "eevee",
+    "BLENDER_EEVEE_NEXT": "eevee",
+    "BLENDER_WORKBENCH": "workbench",
+}
+"""Engines as files name them, and what a job calls them."""
+
+
+@dataclass(frozen=True, slots=True)
+class SceneFile:
+    """``engines`` maps scenes to the engine that the file names; ``outside`` are paths that leave the job."""
+
+    engines: dict[str, str]
+    outside: tuple[str, ...]
+
+
+def read(root: Path, scene: str, *, confined: bool) -> SceneFile:
+    """Look into the .blend at job path ``scene`` below ``root``.
+
+    A path that leaves the assets counts as missing where the child cannot see it (``confined``).
+
+    Raises :class:`farm.errors.PermanentFailure` for a file that is no .blend, and
+    :class:`farm.errors.EscapedPath` where an unconfined Blender would open a file outside the job's assets.
+    """
+    try:
+        from blender_asset_tracer import blendfile, trace
+    except ImportError:
+        raise NotInstalled(
+            "reading .blend files needs blender-asset-tracer: pip install 'stillframe[render]'"
+        ) from None
+    logging.getLogger("blender_asset_tracer").setLevel(logging.ERROR)
+    path = root / scene
+    inside = Path(os.path.realpath(root))
+    outside = []
+    try:
+        with blendfile.open_cached(path) as blend:
+            engines = {
+                (block.id_name or b"")[2:].decode("utf-8", "replace"): str(
+                    block.get((b"r", b"engine"), as_str=True)
+                )
+                for block in blend.find_blocks_from_code(b"SC")
+            }
+        for usage in trace.deps(path):
+            target = Path(os.path.realpath(usage.abspath))
+            if target.is_relative_to(inside):
+                continue
+            named = bytes(usage.asset_path or b"").decode("utf-8", "replace")
+            outside.append(named)
+            if not confined and target.exists():
+                raise EscapedPath(
+                    f"{scene} names {named[:200]!r}, which leaves the job's assets; name a file of the job"
+                )
+    except EscapedPath:
+        raise
+    except Exception as error:  # noqa: BLE001  the tracer raises whatever a broken file leads it to
+        raise PermanentFailure(f"{scene} cannot be read as a .blend file: {error}") from None
+    finally:
+        blendfile.close_all_cached()
+    return SceneFile(engines, tuple(outside))
