@@ -28,7 +28,6 @@ from gpu_pinning.guard.loop import FarmLoad, GuardEvent, GuardLoop, Hold
 from gpu_pinning.guard.watch import Subject, Watch
 from gpu_pinning.stillness.arms import DecodeProcess, environment
 from gpu_pinning.stillness.decode_load import StampProbe
-from gpu_pinning.stillness.stamps import StampReader
 from gpu_pinning.stillness.statistics import Steps
 
 FROZEN_WITHIN_S = 0.5
@@ -68,7 +67,7 @@ def try_breach(
     folder: Path,
     *,
     gpu: str,
-    work: Callable[[Path, int], list[str]],
+    work: Callable[[Path, int, Path | None], list[str]],
     units: int,
     watch_s: float = 12.0,
     learn_s: float = 8.0,
@@ -78,14 +77,16 @@ def try_breach(
 ) -> dict[str, Any]:
     """Breach, freeze, recover, finish; figures and whether each bound was kept.
 
-    ``work`` gives the command of the farm work for a stamp file and a number of units; it prints its result.
+    ``work`` gives the command of the farm work for a stamp file, a number of units and a gate; it prints its
+    result. With a gate it loads first, writes ``gate.ready``, and works once ``gate`` is there, so that what
+    is measured is work and not loading.
     ``gpu`` is what both share: a UUID, or any word without a GPU. ``decode`` stands still during the
     reference run, and is closed at the end. Raises :class:`PinningError`.
     """
     say("reference run of the farm work alone")
     decode.pause(True)
     try:
-        reference = _run_alone(work(folder / "reference.stamps", units))
+        reference = _run_alone(work(folder / "reference.stamps", units, None))
     finally:
         decode.pause(False)
     hands = _Hands()
@@ -102,18 +103,22 @@ def try_breach(
     thread = threading.Thread(target=loop.run, args=(stop,), daemon=True)
     farm: subprocess.Popen[str] | None = None
     closed = False
+    stamps, gate = folder / "breach.stamps", folder / "gate"
     try:
+        say("the farm work loads on the neighbour's device, and waits")
+        farm = _start(work(stamps, units, gate))
+        _await_ready(gate, farm)
+        hands.pid = farm.pid
+        time.sleep(1.0)
         thread.start()
         _learn(watch, learn_s)
         begin = time.monotonic()
         time.sleep(2.0)
         baseline = decode.durations(begin, time.monotonic())
         working.set()
-        stamps = folder / "breach.stamps"
-        farm = _start(work(stamps, units))
-        hands.pid = farm.pid
-        say("farm work has begun on the neighbour's device")
-        first = _first_work(stamps, farm)
+        first = time.monotonic()
+        gate.touch()
+        say("the farm work begins")
         time.sleep(watch_s)
         watched = _figures(decode, hands, first, baseline, time.monotonic())
         cpu = loop.cpu_s / (time.monotonic() - begin + 1e-9)
@@ -152,18 +157,15 @@ def _learn(watch: Watch, seconds: float) -> None:
     time.sleep(seconds)
 
 
-def _first_work(stamps: Path, farm: subprocess.Popen[str]) -> float:
-    """When the work on the device began: before that it imports and loads."""
+def _await_ready(gate: Path, farm: subprocess.Popen[str]) -> None:
+    ready = Path(f"{gate}.ready")
     deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
+    while not ready.exists():
         if farm.poll() is not None:
             raise PinningError(f"the farm work ended with {farm.returncode} before it began")
-        if stamps.exists() and stamps.stat().st_size:
-            reader = StampReader(stamps)
-            if len(reader):
-                return float(reader.since(0)[0])
-        time.sleep(0.002)
-    raise PinningError("the farm work did not begin")
+        if time.monotonic() > deadline:
+            raise PinningError("the farm work was not ready within 120 s")
+        time.sleep(0.01)
 
 
 def _figures(
@@ -173,10 +175,7 @@ def _figures(
     durations, at = np.diff(stamps), stamps[1:]
     normal = float(np.median(baseline))
     budget = float(np.quantile(baseline, 0.99)) * 1.1
-    # loading (contexts, weights) may harm before the first unit is stamped
-    hurt = at[durations > budget]
-    run = [float(moment) for moment in hurt if (np.abs(hurt - moment) < 0.1).sum() >= 3]
-    breach = run[0] if run else None
+    breach = _breach_begins(at, durations, budget, first)
     frozen = next((moment for moment in hands.frozen_at if breach is not None and moment >= breach), None)
     back = None
     if frozen is not None:
@@ -197,6 +196,15 @@ def _figures(
         "frozen_in_time": frozen_s is not None and frozen_s <= FROZEN_WITHIN_S,
         "back_in_time": back_s is not None and back_s <= BACK_WITHIN_S,
     }
+
+
+def _breach_begins(at: Steps, durations: Steps, budget: float, first: float) -> float | None:
+    """The beginning of the first step over budget after which most steps of a tenth of a second are."""
+    for index in np.flatnonzero((durations > budget) & (at >= first)):
+        soon = (at >= at[index]) & (at < at[index] + _LOOK_S)
+        if float((durations[soon] > budget).mean()) >= 0.5:
+            return max(first, float(at[index] - durations[index]))
+    return None
 
 
 def _run_alone(command: list[str]) -> str:
@@ -226,6 +234,7 @@ def _shown(event: GuardEvent, first: float) -> dict[str, Any]:
     }
 
 
-def video_work(stamps: Path, units: int) -> list[str]:
+def video_work(stamps: Path, units: int, gate: Path | None) -> list[str]:
     """Denoise steps in torch, as a command that prints a hash of what came out."""
-    return [sys.executable, "-m", "gpu_pinning.stillness.farm_load", "video", str(stamps), str(units)]
+    command = [sys.executable, "-m", "gpu_pinning.stillness.farm_load", "video", str(stamps), str(units)]
+    return [*command, str(gate)] if gate is not None else command

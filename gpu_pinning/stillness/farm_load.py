@@ -12,6 +12,7 @@ import hashlib
 import importlib.util
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -175,11 +176,18 @@ def _denoise() -> Callable[[], None]:
     return unit
 
 
-def main(pool: str, stamps: str, units: int = 0) -> None:
-    """Work until killed, or for so many units and then print what came out; ends with its parent."""
+def main(pool: str, stamps: str, units: int = 0, gate: str = "") -> None:
+    """Work until killed, or for so many units and then print what came out; ends with its parent.
+
+    With ``gate`` everything is loaded first; then ``gate.ready`` is written, and the work waits for ``gate``.
+    """
     parent = os.getppid()
     unit = make_unit(pool)
     unit()
+    if gate:
+        Path(f"{gate}.ready").touch()
+        while os.getppid() == parent and not Path(gate).exists():
+            time.sleep(0.002)
     writer = StampWriter(Path(stamps))
     done = 0
     while os.getppid() == parent and (not units or done < units):
@@ -191,4 +199,4 @@ def main(pool: str, stamps: str, units: int = 0) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]) if len(sys.argv) > 3 else 0)
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]) if len(sys.argv) > 3 else 0, *sys.argv[4:5])

@@ -8,7 +8,7 @@ result. 3. The guard's and the agent's processor time.
 Needs Python, torch, numpy and gpu_pinning's dependencies (pydantic); PyAV and Mitsuba where they are
 installed, else zlib and numpy stand in, which the report says. Under nine minutes with ``--minutes 9``.
 
-Writes ``report.json``, and a page per form, into ``--out``. Exit codes: 0 every figure was reached; 1 one
+Writes ``report.json`` and ``topology.json`` into ``--out``, and a folder per form with its JSON and its page. Exit codes: 0 every figure was reached; 1 one
 was missed; 3 nothing was missed, but parts could not be run here, which it names.
 """
 
@@ -28,7 +28,6 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from gpu_pinning import PinningError, read_topology  # noqa: E402 - the script is run by its path
-from gpu_pinning.stillness import report as reports  # noqa: E402
 from gpu_pinning.stillness.arms import DecodeProcess  # noqa: E402
 from gpu_pinning.stillness.breach import try_breach, video_work  # noqa: E402
 from gpu_pinning.stillness.run import Options, cuda_is_there, run  # noqa: E402
@@ -164,10 +163,6 @@ def main() -> int:
         found.not_run.append(traceback.format_exc(limit=5))
     result = {"figures": found.figures, "not_run": found.not_run, "seconds": time.monotonic() - BEGAN}
     (chosen.out / "report.json").write_text(json.dumps(result | {"runs": reports_}, indent=1, default=str))
-    for form, report in reports_.items():
-        if report and "plots" in report:
-            # few files in one folder, so that they travel easily
-            (chosen.out / f"{form}.html").write_text(reports.as_html(report), encoding="utf-8")
     print(found.table(), flush=True)
     return found.code
 

@@ -31,10 +31,19 @@ import sys, time, hashlib
 from pathlib import Path
 from gpu_pinning.stillness.stamps import StampWriter
 writer = StampWriter(Path(sys.argv[1])); found = b""
+if len(sys.argv) > 3:
+    Path(sys.argv[3] + ".ready").touch()
+    while not Path(sys.argv[3]).exists():
+        time.sleep(0.01)
 for _ in range(int(sys.argv[2])):
     found = hashlib.sha256(found).digest(); time.sleep(0.01); writer.stamp()
 print(found.hex())
 """
+
+
+def _work(stamps: Path, units: int, gate: Path | None) -> list[str]:
+    command = [sys.executable, "-c", _WORK, str(stamps), str(units)]
+    return [*command, str(gate)] if gate else command
 
 
 @pytest.mark.timeout(300)
@@ -48,7 +57,7 @@ def test_work_on_the_neighbours_device_is_frozen_and_finishes_later_with_the_sam
         decode,
         tmp_path,
         gpu="one",
-        work=lambda stamps, units: [sys.executable, "-c", _WORK, str(stamps), str(units)],
+        work=_work,
         units=300,
         watch_s=8.0,
         learn_s=1.0,
@@ -60,3 +69,4 @@ def test_work_on_the_neighbours_device_is_frozen_and_finishes_later_with_the_sam
     assert seen["same_result"] and seen["result"], seen
     assert any(event["frozen"] for event in seen["events"])
     assert seen["guard_cpu_share"] < 0.5
+    assert seen["breached"] and seen["frozen_after_s"] is not None, seen
