@@ -87,6 +87,13 @@ class Settings(BaseSettings):
     bundle_max: int = Field(default=16, description="Most tasks in one ticket.")
     bundle_s: float = Field(default=1.0, description="How long the tasks of one ticket may last together.")
     look_ahead: int = Field(default=32, description="How far down the list a task for a warm slot may be.")
+    reserve_floor: float = Field(
+        default=0.2,
+        ge=0,
+        le=1,
+        description="Part of each pool's slots that is kept for projects that reserve; preemptible nodes "
+        "do not count.",
+    )
     lend_min_run_s: float = Field(
         default=10.0, description="How long a task of a lent slot runs before the slot is asked back."
     )

@@ -31,6 +31,7 @@ from farm.db.tables import (
 from farm.errors import NotFound
 from farm.ids import is_id
 from farm.scheduler.fit import fits
+from farm.scheduler.floor import read_floor
 from farm.settings import Settings
 from farm.states import TaskState
 
@@ -139,7 +140,7 @@ def _task(conn: sa.Connection, task_id: str, settings: Settings) -> Iterator[Rea
         yield from _dependencies(conn, task)
     elif state == TaskState.READY:
         yield from _flags(task)
-        yield from _ready(conn, task)
+        yield from _ready(conn, task, settings)
     elif state == TaskState.DISPATCHED:
         since = task["now"] - task["dispatched_at"]
         text = f"it was sent to slot {task['slot_id']} {since:.1f} s ago, which has not begun it"
@@ -202,13 +203,13 @@ def _dependencies(conn: sa.Connection, task: dict[str, Any]) -> Iterator[Reason]
         yield Reason("frames", text, {"task_ids": ids, "number": task["waiting_on"]})
 
 
-def _ready(conn: sa.Connection, task: dict[str, Any]) -> Iterator[Reason]:
+def _ready(conn: sa.Connection, task: dict[str, Any], settings: Settings) -> Iterator[Reason]:
     if task["not_before"] is not None and task["not_before"] > task["now"]:
         left = task["not_before"] - task["now"]
         text = f"it failed before ({task['error']}) and is tried again in {left:.1f} s"
         yield Reason("backoff", text, {"seconds": left})
     yield from _limits(conn, task)
-    yield from _slots(conn, task)
+    yield from _slots(conn, task, settings)
 
 
 def _limits(conn: sa.Connection, task: dict[str, Any]) -> Iterator[Reason]:
@@ -246,7 +247,7 @@ def _busy_slots(conn: sa.Connection) -> list[tuple[str, str, str]]:
     return [(slot, pool, project) for slot, pool, project in conn.execute(query)]
 
 
-def _slots(conn: sa.Connection, task: dict[str, Any]) -> Iterator[Reason]:
+def _slots(conn: sa.Connection, task: dict[str, Any], settings: Settings) -> Iterator[Reason]:
     pool = task["pool"]
     rows = conn.execute(
         sa.select(
@@ -280,6 +281,15 @@ def _slots(conn: sa.Connection, task: dict[str, Any]) -> Iterator[Reason]:
         text = f"{len(held)} of {len(up)} slots for it are held: {'; '.join(words)}"
         yield Reason("held", text, {"slot_ids": [row.id for row in held]})
     counts = Counter(row.state for row in up)
+    floor = read_floor(conn, settings.reserve_floor)
+    if floor and task["project_id"] not in floor.reserving and counts["idle"]:
+        idle = [row for row in up if row.state == "idle"]
+        steady = sum(row.id in floor.steady for row in idle)
+        kept = floor.unmet.get(pool, 0)
+        if steady == len(idle) <= kept:
+            text = f"the {len(idle)} idle slots of pool {pool!r} are kept for projects that reserve"
+            yield Reason("reserved", text, {"pool": pool, "kept": kept})
+            return
     if not counts["idle"] and len(held) < len(up):
         states = ", ".join(f"{number} {state}" for state, number in sorted(counts.items()))
         yield Reason("busy", f"no slot for it is idle: {states}", {"slots": dict(counts)})

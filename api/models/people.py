@@ -22,6 +22,7 @@ class Project(Out):
     share: float
     max_slots: int | None
     quota_slot_s: float | None
+    reserved: bool = Field(description="Whether a part of the slots on nodes that stay is kept for it")
     used_slot_s: float
     used_gpu_s: float
     version: int
@@ -35,6 +36,7 @@ class ProjectMake(In):
     share: _Share = 1.0
     max_slots: _Slots = None
     quota_slot_s: _Quota = None
+    reserved: bool = False
 
 
 class ProjectChange(In):
@@ -44,6 +46,7 @@ class ProjectChange(In):
     share: _Share | None = None
     max_slots: _Slots = None
     quota_slot_s: _Quota = None
+    reserved: bool | None = None
 
 
 class User(Out):

@@ -63,11 +63,11 @@ def read_project(project: str, use: Use, who: Reader, response: Response) -> Pro
 def change_project(
     project: str, body: ProjectChange, use: Use, who: Admin, response: Response, if_match: IfMatch = None
 ) -> Project:
-    """Change a project's name, share, cap or quota."""
+    """Change a project's name, share, cap or quota, or whether it reserves slots."""
     who.require_whole_farm("changing a project")
     version = versions.expected(if_match)
     values = body.model_dump(exclude_unset=True)
-    for name in ("name", "share"):
+    for name in ("name", "share", "reserved"):
         if name in values and values[name] is None:
             raise invalid_parameter("body", name, f"{name} cannot be null; leave it out to keep it")
     with use.writing("scheduler") as conn:

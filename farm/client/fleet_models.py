@@ -89,6 +89,7 @@ class Project(Answer):
     share: float = 1.0
     max_slots: int | None = None
     quota_slot_s: float | None = None
+    reserved: bool = False
     used_slot_s: float = 0.0
     used_gpu_s: float = 0.0
 

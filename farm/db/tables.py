@@ -48,6 +48,8 @@ projects = sa.Table(
     sa.Column("max_slots", sa.Integer),
     # slot-seconds that may be spent; NULL: no quota
     sa.Column("quota_slot_s", sa.Double),
+    # whether a part of the slots on nodes that stay is kept for it and its like (settings: reserve_floor)
+    sa.Column("reserved", sa.Boolean, nullable=False, server_default=sa.false()),
     sa.Column("used_slot_s", sa.Double, nullable=False, server_default="0"),
     sa.Column("used_gpu_s", sa.Double, nullable=False, server_default="0"),
     sa.Column("version", sa.Integer, nullable=False, server_default="1"),

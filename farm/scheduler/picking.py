@@ -11,6 +11,8 @@ The rules, in the order in which they count:
    the sake of a warm slot, by at most ``look_ahead`` places, never one of higher priority, and no step is
    passed more than ``look_ahead`` times before it gets a slot.
 5. Never more slots than a project's or a pool's cap; nothing for a project whose quota is spent.
+6. A project that reserves nothing leaves the floor (:mod:`farm.scheduler.floor`) to those that do, in every
+   pool that a slot serves.
 
 Only steps with their numbers of ready tasks are looked at, never tasks: the cost does not depend on how many
 are ready.
@@ -25,6 +27,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from farm.scheduler.fit import fits
+from farm.scheduler.floor import Floor
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +104,7 @@ class Situation:
     use: Mapping[tuple[str, str], float] = field(default_factory=dict)
     passed: Mapping[str, int] = field(default_factory=dict)
     rules: PickRules = field(default_factory=PickRules)
+    floor: Floor = field(default_factory=Floor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +198,9 @@ class _Round:
         for (pool, project), steps in queues.items():
             self.queues[pool][project] = steps
         self.able: dict[str, frozenset[str]] = {}
+        steady = [slot for slot in situation.slots if slot.id in situation.floor.steady]
+        self.steady_idle = Counter(pool for slot in steady for pool in slot.pools)
+        self.unmet = Counter(dict(situation.floor.unmet))
 
     def _order(self, step: ReadyStep) -> tuple[float, float, str, int]:
         age_h = max(0.0, self.it.now - step.created_at) / 3600
@@ -224,12 +231,35 @@ class _Round:
         projects = self.queues.get(pool, {})
         for project in sorted(projects, key=lambda name: (self._need(pool, name), name)):
             if self._may_have_more(project):
-                pick = self._pick_step(projects[project], slots, others)
+                open_slots = self._above_floor(project, slots)
+                pick = self._pick_step(projects[project], open_slots, others) if open_slots else None
                 if pick is not None:
                     pick = replace(pick, need=self._need(pool, project))
                     self._count(pool, project, pick)
                     return pick
         return None
+
+    def _above_floor(self, project: str, slots: Sequence[IdleSlot]) -> Sequence[IdleSlot]:
+        """The slots that this project may have without going under the floor of those that reserve."""
+        floor = self.it.floor
+        if not floor or project in floor.reserving:
+            return slots
+        return [
+            slot
+            for slot in slots
+            if slot.id not in floor.steady
+            or all(self.steady_idle[pool] > self.unmet[pool] for pool in slot.pools)
+        ]
+
+    def _count_floor(self, project: str, slot_id: str) -> None:
+        floor = self.it.floor
+        if not floor or slot_id not in floor.steady:
+            return
+        pools = next(slot.pools for slot in self.it.slots if slot.id == slot_id)
+        self.steady_idle.subtract(pools)
+        if project in floor.reserving:
+            for pool in pools:
+                self.unmet[pool] = max(0, self.unmet[pool] - 1)
 
     def _need(self, pool: str, project: str) -> float:
         """Use per share; the least goes first."""
@@ -297,6 +327,7 @@ class _Round:
         return Pick(slot.id, step, size, passed=passed)
 
     def _count(self, pool: str, project: str, pick: Pick) -> None:
+        self._count_floor(project, pick.slot_id)
         self.left[pick.step.id] -= pick.max_tasks
         self.slots_of_project[project] += 1
         self.slots_of_pool[pool] += 1

@@ -8,7 +8,7 @@ prove them from a parameter.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from farm.db.connect import db_now
 from farm.db.tables import jobs, nodes, pools, projects, slots, steps, tasks
 from farm.lifecycle.dispatch import Dispatch, dispatch_many
+from farm.scheduler.floor import Floor, read_floor
 from farm.scheduler.picking import (
     Candidate,
     IdleSlot,
@@ -98,7 +99,18 @@ def tick(conn: sa.Connection, settings: Settings, state: TickState | None = None
     counted: dict[tuple[str, str], int] = defaultdict(int)
     for slot in busy:
         counted[slot.key] += 1
-    situation = Situation(now, idle, ready, limits, read_pools(conn), counted, use, state.meter.passed, rules)
+    situation = Situation(
+        now,
+        idle,
+        ready,
+        limits,
+        read_pools(conn),
+        counted,
+        use,
+        state.meter.passed,
+        rules,
+        read_floor(conn, settings.reserve_floor),
+    )
     return _give_out(conn, situation, state)
 
 
@@ -124,6 +136,7 @@ def _give_out(conn: sa.Connection, situation: Situation, state: TickState) -> li
             break
         situation = replace(
             situation,
+            floor=_floor_after(situation, given),
             slots=[slot for slot in situation.slots if slot.id not in slots_given],
             steps=[step for step in situation.steps if step.id not in steps_empty],
             busy=busy,
@@ -139,6 +152,17 @@ def _give_out(conn: sa.Connection, situation: Situation, state: TickState) -> li
             state.meter.gave(slot, pick.need)
             state.meter.count_passed(step.id, pick.passed)
     return made
+
+
+def _floor_after(situation: Situation, given: Sequence[tuple[Pick, list[str]]]) -> Floor:
+    """The floor once these tickets are counted."""
+    floor = situation.floor
+    unmet = Counter(dict(floor.unmet))
+    pools = {slot.id: slot.pools for slot in situation.slots}
+    for pick, _ in given:
+        if pick.slot_id in floor.steady and pick.step.project_id in floor.reserving:
+            unmet.subtract(pools.get(pick.slot_id, ()))
+    return replace(floor, unmet={pool: max(0, number) for pool, number in unmet.items()})
 
 
 def _expected(pick: Pick, tasks_taken: int, rules: PickRules) -> float:

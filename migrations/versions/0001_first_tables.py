@@ -117,6 +117,7 @@ def upgrade() -> None:
         sa.Column("share", sa.Double(), server_default="1", nullable=False),
         sa.Column("max_slots", sa.Integer(), nullable=True),
         sa.Column("quota_slot_s", sa.Double(), nullable=True),
+        sa.Column("reserved", sa.Boolean(), server_default=sa.false(), nullable=False),
         sa.Column("used_slot_s", sa.Double(), server_default="0", nullable=False),
         sa.Column("used_gpu_s", sa.Double(), server_default="0", nullable=False),
         sa.Column("version", sa.Integer(), server_default="1", nullable=False),
