@@ -8,7 +8,8 @@ result. 3. The guard's and the agent's processor time.
 Needs Python, torch, numpy and gpu_pinning's dependencies (pydantic); PyAV and Mitsuba where they are
 installed, else zlib and numpy stand in, which the report says. Under nine minutes with ``--minutes 9``.
 
-Writes ``report.json`` and ``topology.json`` into ``--out``, and a folder per form with its JSON and its page. Exit codes: 0 every figure was reached; 1 one
+Writes ``report.json`` and ``topology.json`` into ``--out``, and a folder per form with its JSON and page.
+Exit codes: 0 every figure was reached; 1 one
 was missed; 3 nothing was missed, but parts could not be run here, which it names.
 """
 
