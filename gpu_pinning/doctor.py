@@ -82,7 +82,7 @@ def _container(machine: Topology) -> DoctorFinding:
         "note",
         f"inside a container ({machine.container})",
         "processes of others on the GPUs may not be seen, so no GPU is taken unless farm.toml names it",
-        "run the node agent on the host (`farm node-install`), or start the container with --pid=host",
+        "run the node agent on the host (`farm node install`), or start the container with --pid=host",
     )
 
 
@@ -106,7 +106,7 @@ def _cgroups(machine: Topology) -> list[DoctorFinding]:
             "warn" if name in ("cpuset", "kill", "freeze") else "note",
             f"no right to {name}: {right.reason or 'not there'}",
             effects[name],
-            "farm node-install, then: systemctl start stillframe-node",
+            "farm node install, then: systemctl start stillframe-node",
         )
         for name, right in bad
     ]
@@ -122,7 +122,7 @@ def _device_fence(machine: Topology) -> DoctorFinding:
         "warn",
         "device nodes are not fenced",
         "engines that ignore CUDA_VISIBLE_DEVICES (EGL, Vulkan) can open a neighbour's GPU",
-        "farm node-install (the unit gives the right), or allow user namespaces: "
+        "farm node install (the unit gives the right), or allow user namespaces: "
         "sysctl -w kernel.unprivileged_userns_clone=1",
     )
 

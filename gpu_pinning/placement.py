@@ -150,7 +150,7 @@ def _slot(board: Board, wish: SlotWish, name: str) -> SlotPlan | Refusal:
         return Refusal(
             wish=f"slots.{name}",
             reason="placement.device_fence is required and this machine gives no right for it",
-            fix="run the node agent as root or with delegated cgroups (`farm node-install`)",
+            fix="run the node agent as root or with delegated cgroups (`farm node install`)",
         )
     _take(board, slot, wish, cores, nodes)
     slot = slot.model_copy(update={"guarantee": grade})

@@ -140,7 +140,7 @@ def _grade(
         raise_by.append("give the container whole cores")
     if slot.fence.weak:
         reasons.append("cores held by affinity alone, which a child can widen")
-        raise_by.append("give the node agent a delegated cgroup (`farm node-install`)")
+        raise_by.append("give the node agent a delegated cgroup (`farm node install`)")
     if reasons:
         return "B", "disjoint cores; " + "; ".join(reasons)
     return "A", "shares no GPU, PCIe switch, NUMA node or last-level cache"

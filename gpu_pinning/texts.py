@@ -1,4 +1,4 @@
-"""What the commands ``farm topology|plan|doctor|neighbours|node-install`` print: text or JSON, and an exit
+"""What the commands ``farm topology|plan|doctor|neighbours|node install`` print: text or JSON, and an exit
 code.
 
 Thin functions without a terminal or a command-line library, so that any front can call them.
@@ -172,9 +172,13 @@ def _declared(name: str, seen: ObservedNeighbour) -> Wishes:
 def doctor_findings(
     farm_toml: Path | None = None,
     recorded: Path | None = None,
-    endpoints: Iterable[tuple[str, str]] = (),
+    more: Iterable[DoctorFinding] = (),
+    folders: Iterable[Path] = (),
 ) -> tuple[DoctorFinding, ...]:
-    """All findings for this machine, or those that a recorded one shows."""
+    """All findings for this machine, or those that a recorded one shows.
+
+    ``more`` are the caller's own. ``folders`` are looked at for free space where farm.toml names none.
+    """
     machine = the_machine(recorded)
     wishes = the_wishes(farm_toml)
     observed = _observed(machine, recorded)
@@ -182,19 +186,22 @@ def doctor_findings(
     if recorded is not None:
         return findings
     paths = wishes.paths
-    folders = [Path(p) for p in (paths.work, paths.spool, paths.store) if p] or [Path.cwd()]
-    return (*findings, *live_findings(machine, folders, endpoints))
+    looked_at = (
+        [Path(p) for p in (paths.work, paths.spool, paths.store) if p] or list(folders) or [Path.cwd()]
+    )
+    return (*findings, *live_findings(machine, looked_at), *more)
 
 
 def doctor_text(
     farm_toml: Path | None = None,
     recorded: Path | None = None,
-    endpoints: Iterable[tuple[str, str]] = (),
+    more: Iterable[DoctorFinding] = (),
     *,
     as_json: bool = False,
+    folders: Iterable[Path] = (),
 ) -> Output:
     """``farm doctor``: 0 where nothing is worse than a note, 1 with warnings, 2 where something is bad."""
-    findings = doctor_findings(farm_toml, recorded, endpoints)
+    findings = doctor_findings(farm_toml, recorded, more, folders)
     code = exit_code(findings)
     if as_json:
         return json.dumps([f.model_dump(mode="json") for f in findings], indent=2) + "\n", code
@@ -208,7 +215,7 @@ def doctor_text(
 
 
 def unit_text(farm_toml: Path | None = None, *, user: str | None = None, farm: str | None = None) -> Output:
-    """``farm node-install``: the systemd unit. ``farm`` is the command's path, else the one that runs now."""
+    """``farm node install``: the systemd unit. ``farm`` is the command's path, else the one that runs now."""
     program = farm or str(Path(sys.argv[0]).resolve())
     environment = {"FARM_CONFIG": str(farm_toml.resolve())} if farm_toml else {}
     return (

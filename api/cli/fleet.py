@@ -1,4 +1,4 @@
-"""``farm nodes``, ``slots``, ``pools``, ``projects`` and ``buffers``: the farm itself."""
+"""``farm slots``, ``pools``, ``projects`` and ``buffers``: the farm itself."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from api.cli.terminal import Json, print_json, state, table
 from api.cli.text import ago, duration, percent, size
 from farm.client import FarmClient
 from farm.client.models import Answer
-from farm.errors import NotFound
 
 app = typer.Typer()
 HELD = ("reserved", "filled", "draining", "orphaned")
@@ -32,43 +31,19 @@ def device_text(device: dict[str, Any]) -> str:
     return f"{device.get('name') or kind} {str(device.get('uuid') or '')[:12]}".strip()
 
 
-@app.command()
-def nodes(
-    drain: Annotated[
-        str | None, typer.Option(metavar="NODE", help="Let this node finish and take no more.")
-    ] = None,
-    resume: Annotated[
-        str | None, typer.Option(metavar="NODE", help="Let a drained node take work again.")
-    ] = None,
-    json: Json = False,
-) -> None:
-    """List machines and how many of their slots are in each state."""
-    with FarmClient.connect() as farm:
-        for wanted, act in ((drain, farm.drain_node), (resume, farm.resume_node)):
-            if wanted:
-                match = [node for node in farm.nodes() if wanted in (node.id, node.name)]
-                if not match:
-                    raise NotFound(f"there is no node {wanted!r}; `farm nodes` lists them")
-                act(match[0].id)
-        found = farm.nodes()
-    if json:
-        _json(found)
-        return
-    table(
-        ("NODE", "NAME", "STATE", "SLOTS", "SEEN", "STARTED"),
-        (
-            (
-                node.id,
-                node.name,
-                state(node.state),
-                ", ".join(f"{count} {name}" for name, count in node.slots.items() if count),
-                ago(node.seen_at),
-                ago(node.started_at),
-            )
-            for node in found
-        ),
-        empty="no nodes: start one with `farm node`, or everything on one machine with `farm up`",
-    )
+def fence_text(device: dict[str, Any]) -> str:
+    """How a slot is held: ``cores 0-3 by cgroup``, and its labels, such as ``weak``."""
+    fence = device.get("fence")
+    if not fence:
+        return ""
+    parts = [f"cores {device.get('cpus', '?')} by {fence.get('cpus', '?')}", *device.get("labels", ())]
+    return ", ".join(parts)
+
+
+def audit_text(device: dict[str, Any]) -> str:
+    """The first thing that the last audit found wrong."""
+    found = device.get("audit") or ()
+    return f"audit: {found[0]['subject']}: {found[0]['found']}" if found else ""
 
 
 @app.command()
@@ -80,7 +55,7 @@ def slots(node: NodeOption = None, json: Json = False) -> None:
         _json(found)
         return
     table(
-        ("SLOT", "NODE", "NAME", "STATE", "DEVICE", "POOLS", "TASK", ">RESTARTS", "NOTE"),
+        ("SLOT", "NODE", "NAME", "STATE", "DEVICE", "CLASS", "FENCE", "POOLS", "TASK", ">RESTARTS", "NOTE"),
         (
             (
                 slot.id,
@@ -88,10 +63,12 @@ def slots(node: NodeOption = None, json: Json = False) -> None:
                 slot.name,
                 state(slot.state),
                 device_text(slot.device),
+                slot.device.get("class") or "-",
+                fence_text(slot.device),
                 " ".join(slot.pools),
                 slot.task_ids[0] if slot.task_ids else "",
                 slot.restarts or "",
-                slot.hold_reason or "",
+                slot.hold_reason or audit_text(slot.device),
             )
             for slot in found
         ),
@@ -133,7 +110,7 @@ def projects(json: Json = False) -> None:
         _json(found)
         return
     table(
-        ("PROJECT", "NAME", ">SHARE", ">CAP", ">QUOTA", ">SLOT TIME", ">GPU TIME"),
+        ("PROJECT", "NAME", ">SHARE", ">CAP", ">QUOTA", "RESERVES", ">SLOT TIME", ">GPU TIME"),
         (
             (
                 project.id,
@@ -141,6 +118,7 @@ def projects(json: Json = False) -> None:
                 f"{project.share:g}",
                 "none" if project.max_slots is None else project.max_slots,
                 "none" if project.quota_slot_s is None else duration(project.quota_slot_s),
+                "slots" if project.reserved else "-",
                 duration(project.used_slot_s),
                 duration(project.used_gpu_s),
             )

@@ -1,5 +1,4 @@
-"""``farm topology``, ``plan``, ``doctor``, ``neighbours discover`` and ``node-install``: one machine, seen
-alone.
+"""``farm topology``, ``plan``, ``doctor`` and ``neighbours discover``: one machine, seen alone.
 
 These need no farm: they look at the machine that they run on, or at a recorded one.
 """
@@ -10,12 +9,15 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from api.cli.terminal import EXIT_FARM_ERROR, Json
 from farm.settings import settings
+
+if TYPE_CHECKING:
+    from gpu_pinning import DoctorFinding
 
 app = typer.Typer()
 neighbours = typer.Typer(invoke_without_command=True, help="Language model servers beside the farm.")
@@ -34,7 +36,7 @@ Config = Annotated[
 
 
 @contextlib.contextmanager
-def _errors() -> Iterator[None]:
+def pinning_errors() -> Iterator[None]:
     """Turn gpu_pinning's errors into one line and an exit code."""
     from gpu_pinning.errors import ConfigError, PinningError
 
@@ -51,7 +53,7 @@ def _errors() -> Iterator[None]:
 
 
 def _show(make: Callable[[], tuple[str, int]]) -> None:
-    with _errors():
+    with pinning_errors():
         text, code = make()
         sys.stdout.write(text)
     raise typer.Exit(code)
@@ -99,10 +101,16 @@ def doctor(config: Config = None, machine: Recorded = None, json: Json = False) 
     from gpu_pinning import texts
 
     chosen = settings()
-    endpoints = [("database", chosen.resolved_database_url)]
-    if chosen.broker_url:
-        endpoints.append(("broker", chosen.broker_url))
-    _show(lambda: texts.doctor_text(config, machine, endpoints, as_json=json))
+
+    def make() -> tuple[str, int]:
+        more: list[DoctorFinding] = []
+        if machine is None:
+            from api.cli.reachable import reachable
+
+            more = reachable(chosen)
+        return texts.doctor_text(config, machine, more, as_json=json, folders=[chosen.data])
+
+    _show(make)
 
 
 @neighbours.callback()
@@ -125,30 +133,3 @@ def discover(json: Json = False) -> None:
     from gpu_pinning import texts
 
     _show(lambda: texts.neighbours_text(as_json=json))
-
-
-@app.command("node-install")
-def node_install(
-    config: Config = None,
-    user: Annotated[str | None, typer.Option(help="Run the agent as this user instead of root.")] = None,
-    write: Annotated[
-        Path | None, typer.Option(help="Write the unit here, for example under /etc/systemd/system.")
-    ] = None,
-) -> None:
-    """Print (or write) a systemd unit that gives the node agent its rights by delegation."""
-    from gpu_pinning import texts
-
-    with _errors():
-        text, _ = texts.unit_text(config, user=user)
-    if write is None:
-        sys.stdout.write(text)
-        return
-    target = write / "stillframe-node.service" if write.is_dir() else write
-    try:
-        target.write_text(text, encoding="utf-8")
-    except OSError as error:
-        typer.echo(f"{target}: {error.strerror}", err=True)
-        raise typer.Exit(EXIT_FARM_ERROR) from None
-    typer.echo(
-        f"{target} written. Now: systemctl daemon-reload && systemctl enable --now {target.name}", err=True
-    )

@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from api.cli import access, fleet, jobs, outputs, terminal, upkeep, watch
+from api.cli import access, fleet, jobs, node, nodes, outputs, terminal, upkeep, watch
 from api.cli.running import services, up
 from farm.errors import FarmError
 
@@ -34,7 +34,9 @@ for part in (up, services, jobs, watch, outputs, fleet, upkeep):
     for command in part.app.registered_commands:
         app.registered_commands.append(command)
 app.add_typer(access.app, name="keys")
-for optional in ("submit", "demo", "machine", "bench"):
+app.add_typer(node.app, name="node")
+app.add_typer(nodes.app, name="nodes")
+for optional in ("submit", "demo", "machine", "bench", "blender"):
     # what belongs to gpu_pinning may not be there
     if importlib.util.find_spec(f"api.cli.{optional}") is not None:
         module = importlib.import_module(f"api.cli.{optional}")

@@ -234,13 +234,13 @@ class FarmClient:
         """End a key at once."""
         self.transport.request("DELETE", f"/v1/keys/{key_id}")
 
-    def drain_node(self, node_id: str) -> None:
-        """Let a node finish what runs and take nothing new."""
-        self.transport.post(f"/v1/nodes/{node_id}/drain")
+    def drain_node(self, node_id: str) -> Node:
+        """Let a node park what runs and take nothing new; the node as it is then."""
+        return Node.model_validate(self.transport.post(f"/v1/nodes/{node_id}/drain").json())
 
-    def resume_node(self, node_id: str) -> None:
-        """Let a drained node take work again."""
-        self.transport.post(f"/v1/nodes/{node_id}/resume")
+    def resume_node(self, node_id: str) -> Node:
+        """Let a drained node take work again; the node as it is then."""
+        return Node.model_validate(self.transport.post(f"/v1/nodes/{node_id}/resume").json())
 
     def collect_garbage(self, *, dry_run: bool) -> Answer:
         """Remove contents that nothing refers to; ``dry_run`` only counts them."""

@@ -1,4 +1,4 @@
-"""``farm api``, ``farm scheduler`` and ``farm node``: each of the farm's processes alone."""
+"""``farm api`` and ``farm scheduler``: each of the farm's processes alone (``farm node`` is a group)."""
 
 from __future__ import annotations
 
@@ -92,24 +92,9 @@ def scheduler() -> None:
     url = broker_url(chosen)
     stop = stop_on_signals()
 
-    from farm.scheduler.service import run
-
     from farm.db.connect import Database
     from farm.db.migrate import require_current
+    from farm.scheduler.service import run
 
     require_current(chosen.resolved_database_url)
     run(Database(chosen.resolved_database_url), url, chosen, stop)
-
-
-@app.command()
-def node() -> None:
-    """Run this machine's node agent and its slots (shape: farm.toml of FARM_CONFIG)."""
-    chosen = settings()
-    prepare(chosen)
-    broker_url(chosen)
-
-    from farm.db.migrate import require_current
-    from workers.agent import run_agent
-
-    require_current(chosen.resolved_database_url)
-    raise typer.Exit(run_agent(chosen))

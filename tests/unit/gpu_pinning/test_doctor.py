@@ -43,7 +43,7 @@ def test_a_well_kept_machine_is_well() -> None:
         ("virtual-machine", "bare-metal", "warn", "pin the guest"),
         ("virtual-machine", "hugepages", "note", "echo madvise"),
         ("container", "container", "note", "--pid=host"),
-        ("container", "cgroup-cpuset", "warn", "farm node-install"),
+        ("container", "cgroup-cpuset", "warn", "farm node install"),
         ("container", "device-fence", "warn", "user namespaces"),
         ("laptop", "governor", "warn", "cpupower frequency-set -g performance"),
         ("workstation", "governor", "warn", "cpupower"),

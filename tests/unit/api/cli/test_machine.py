@@ -1,15 +1,17 @@
-"""``farm topology``, ``plan``, ``doctor``, ``neighbours discover`` and ``node-install`` as they are typed."""
+"""``farm topology``, ``plan``, ``doctor``, ``neighbours discover`` and ``node install`` as they are typed."""
 
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from api.cli.machine import app
+from api.cli.main import app
+from farm.errors import InvalidInput
 from farm.settings import settings
 from gpu_pinning import Plan, Topology, make_plan
 
@@ -104,13 +106,36 @@ def test_discover_lists_as_json() -> None:
 
 
 def test_node_install_prints_or_writes_the_unit(tmp_path: Path) -> None:
-    code, text, _ = farm("node-install", "--user", "render")
+    code, text, _ = farm("node", "install", "--print", "--user", "render")
     assert code == 0
     assert "User=render" in text
-    code, _, told = farm("node-install", "--write", str(tmp_path))
+    code, _, told = farm("node", "install", "--write", str(tmp_path))
     assert code == 0
     assert "systemctl daemon-reload" in told
     assert "Delegate=" in (tmp_path / "stillframe-node.service").read_text()
-    code, _, told = farm("node-install", "--write", str(tmp_path / "no" / "x.service"))
+    code, _, told = farm("node", "install", "--write", str(tmp_path / "no" / "x.service"))
     assert code == 1
     assert "No such file" in told
+
+
+def test_doctor_asks_the_database_for_its_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "old.sqlite3"
+    sqlite3.connect(path).execute("CREATE TABLE jobs (id TEXT)").connection.close()
+    monkeypatch.setenv("FARM_DATABASE_URL", f"sqlite:///{path}")
+    code, text, _ = farm("doctor", "--json")
+    checks = {item["check"]: item for item in json.loads(text)}
+    assert (code, checks["database"]["level"]) == (2, "bad")
+    assert checks["database"]["mend"]
+    monkeypatch.setenv("FARM_DATABASE_URL", "postgresql+psycopg://nobody@127.0.0.1:1/none")
+    _, text, _ = farm("doctor", "--json")
+    checks = {item["check"]: item for item in json.loads(text)}
+    assert checks["database"]["level"] == "bad" and "does not answer" in checks["database"]["what"]
+
+
+def test_node_without_a_command_is_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings.cache_clear()
+    # without a broker it says what it needs, so it is the agent that was asked for
+    result = CliRunner().invoke(app, ["node"])
+    assert result.exit_code != 0
+    assert isinstance(result.exception, InvalidInput)
+    assert "FARM_BROKER_URL" in result.exception.message

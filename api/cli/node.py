@@ -1,0 +1,62 @@
+"""``farm node``: this machine's agent, and ``farm node install``: the unit that gives it its rights."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from api.cli.machine import Config, pinning_errors
+from api.cli.running.services import broker_url, prepare
+from api.cli.terminal import EXIT_FARM_ERROR
+from farm.settings import settings
+
+app = typer.Typer()
+_UNITS = Path("/etc/systemd/system")
+
+
+@app.callback(invoke_without_command=True)
+def node(context: typer.Context) -> None:
+    """Run this machine's node agent and its slots (shape: farm.toml of FARM_CONFIG).
+
+    SIGHUP reads farm.toml again and applies what changed, slot by slot; SIGTERM parks the work and ends.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    chosen = settings()
+    prepare(chosen)
+    broker_url(chosen)
+
+    from farm.db.migrate import require_current
+    from workers.agent import run_agent
+
+    require_current(chosen.resolved_database_url)
+    raise typer.Exit(run_agent(chosen))
+
+
+@app.command()
+def install(
+    config: Config = None,
+    user: Annotated[str | None, typer.Option(help="Run the agent as this user instead of root.")] = None,
+    write: Annotated[Path, typer.Option(help="Write the unit to this file, or into this folder.")] = _UNITS,
+    show: Annotated[bool, typer.Option("--print", help="Print the unit and write nothing.")] = False,
+) -> None:
+    """Write a systemd unit that gives the node agent its rights by delegation."""
+    from gpu_pinning import texts
+
+    with pinning_errors():
+        text, _ = texts.unit_text(config, user=user)
+    if show:
+        sys.stdout.write(text)
+        return
+    target = write / "stillframe-node.service" if write.is_dir() else write
+    try:
+        target.write_text(text, encoding="utf-8")
+    except OSError as error:
+        typer.echo(f"{target}: {error.strerror}; choose a place with --write, or --print", err=True)
+        raise typer.Exit(EXIT_FARM_ERROR) from None
+    typer.echo(
+        f"{target} written. Now: systemctl daemon-reload && systemctl enable --now {target.name}", err=True
+    )
