@@ -88,8 +88,11 @@ class SlotGroup:
 
     @staticmethod
     def pids_of(folder: Path) -> set[int]:
-        """Processes in one folder."""
-        return {int(x) for x in (files.read(folder / "cgroup.procs") or "").split()}
+        """Processes in one folder and in the groups that the slot made below it for its children."""
+        found: set[int] = set()
+        for group in (folder, *_below(folder)):
+            found |= {int(x) for x in (files.read(group / "cgroup.procs") or "").split()}
+        return found
 
     def put(self, controller: str, names: tuple[str, str], text: str, expect: str | None = None) -> Setting:
         """Write a setting, named ``(v1, v2)``, and read it back."""
@@ -289,6 +292,8 @@ class SlotGroup:
 
             def gone(folder: Path = folder, last: list[OSError] = last) -> bool:
                 try:
+                    for below in reversed(_below(folder)):
+                        below.rmdir()
                     folder.rmdir()
                 except FileNotFoundError:
                     return True
@@ -299,6 +304,15 @@ class SlotGroup:
 
             if not self._await(gone, seconds):
                 raise FenceError(f"{folder}: {last[0].strerror}")
+
+
+def _below(folder: Path) -> list[Path]:
+    """Groups below one, each after the one above it."""
+    try:
+        return sorted(path for path in folder.rglob("*") if path.is_dir())
+    except OSError:
+        # one that ended meanwhile has no processes to list
+        return []
 
 
 def prepare_delegation() -> bool:

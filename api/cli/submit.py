@@ -34,7 +34,10 @@ _BODY_FIELDS = frozenset(
 @app.command()
 def submit(
     kind: Annotated[
-        str | None, typer.Argument(help="Kind of job, such as render or encode.", show_default=False)
+        str | None,
+        typer.Argument(
+            help="Kind of job, such as render; a scene file says it by itself.", show_default=False
+        ),
     ] = None,
     source: Annotated[
         Path | None, typer.Argument(help="The scene, or whatever the kind works on.", show_default=False)
@@ -77,7 +80,7 @@ def submit(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Submit a job, e.g. `farm submit render scene.xml --frames 1-48 --film mp4 --watch`. Prints its id."""
+    """Submit a job, e.g. `farm submit shot.blend --frames 1-48 --film mp4 --watch`. Prints its id."""
     options = {
         "frames": frames,
         "size": size,
@@ -95,10 +98,16 @@ def submit(
         if kind is not None or given:
             raise typer.BadParameter("--spec holds the whole job; leave out the kind and its options")
         body, files = read_job_file(spec_file)
-    elif kind is None or source is None:
-        raise typer.BadParameter("name a kind and a source (farm submit render scene.xml), or --spec FILE")
+    elif kind is None:
+        raise typer.BadParameter(
+            "name a source (farm submit shot.blend), a kind and a source, or --spec FILE"
+        )
     else:
+        if source is None:
+            kind, source = kind_of(Path(kind)), Path(kind)
         body, files = from_source(kind, source, given, root)
+        for note in getattr(files, "notes", ()):
+            terminal.say(note)
     for text in setting or []:
         _set(body["spec"], text)
     body |= {
@@ -152,6 +161,25 @@ def from_source(
     shorthand = importlib.import_module(f"{package}.shorthand")
     spec, files = shorthand.build(source, dict(options), root)
     return {"kind": kind, "name": source.stem, "spec": spec}, files
+
+
+def kind_of(source: Path) -> str:
+    """The kind whose short form takes files with that suffix (``jobs.KIND.shorthand.SUFFIXES``).
+
+    Raises :class:`farm.errors.InvalidInput` that says what to write.
+    """
+    known: dict[str, str] = {}
+    for name, one in kinds().items():
+        if importlib.util.find_spec(f"{one.package}.shorthand") is not None:
+            module = importlib.import_module(f"{one.package}.shorthand")
+            known |= dict.fromkeys(getattr(module, "SUFFIXES", ()), name)
+    suffix = source.suffix.lower()
+    if suffix not in known:
+        raise InvalidInput(
+            f"name a kind and a source: {source.name!r} alone does not tell the kind "
+            f"(kinds: {', '.join(sorted(kinds()))}; files that do: {', '.join(sorted(known))})"
+        )
+    return known[suffix]
 
 
 def read_job_file(path: Path) -> tuple[dict[str, Any], dict[str, Path]]:

@@ -207,8 +207,8 @@ def _plan_deferred(
 
 
 def _refuse(last: TaskRow, closings: list[Closing], now: float, kind: str, words: str) -> None:
+    # its result stays: the person reads there what the refusal is about
     last.to_end(TaskState.FAILED, now, words)
-    last.result = None
     for index, (report, *_) in enumerate(closings):
         if report.task_id == last.id:
             closings[index] = (report, AttemptState.FAILED, kind, words)

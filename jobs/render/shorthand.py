@@ -1,21 +1,42 @@
-"""The short form of a render job: a scene file and a few options, for ``farm submit render``."""
+"""The short form of a render job: a scene file and a few options, for ``farm submit``."""
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from farm.errors import FieldFault, InvalidInput, TaskFailed
 from jobs.render.scene_paths import check_scene
 from jobs.render.spec import SCENE_SUFFIXES
 
+SUFFIXES: Final = SCENE_SUFFIXES
+"""Files that ``farm submit FILE`` takes for a render, without the kind."""
 _PLAIN = {"frames": "frames", "size": "resolution", "samples": "samples", "device": "device", "seed": "seed"}
+_SELF_CONTAINED: Final = (".usd", ".usda", ".usdc", ".usdz")
+
+
+class Gathered(dict[str, Path]):
+    """Job path to local file. ``notes`` are lines for the person; copies made on the way live as long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scene = ""
+        self.notes: list[str] = []
+        self._copies: tempfile.TemporaryDirectory[str] | None = None
+
+    def keep(self, job_path: str, source: Path) -> None:
+        """Copy a file that is about to go."""
+        if self._copies is None:
+            self._copies = tempfile.TemporaryDirectory(prefix="stillframe-submit-")
+        self[job_path] = Path(shutil.copyfile(source, Path(self._copies.name) / str(len(self))))
 
 
 def build(
     source: Path, options: Mapping[str, Any], root: Path | None = None
-) -> tuple[dict[str, Any], dict[str, Path]]:
+) -> tuple[dict[str, Any], Gathered]:
     """Spec and files (by job path) of rendering ``source``.
 
     ``options`` may hold ``frames, size, samples, device, seed, formats, film, fps``. Every file that the
@@ -23,7 +44,10 @@ def build(
 
     Raises :class:`farm.errors.InvalidInput` for a scene that is missing, broken, or reaches out of ``root``.
     """
-    spec: dict[str, Any] = {"scene": _job_path(source, root or source.parent)}
+    if not source.is_file():
+        raise InvalidInput(f"there is no file {source}")
+    files = collect(source, root)
+    spec: dict[str, Any] = {"scene": files.scene}
     spec |= {field: options[name] for name, field in _PLAIN.items() if name in options}
     if "formats" in options:
         spec["outputs"] = list(options["formats"])
@@ -33,24 +57,50 @@ def build(
             spec["film"]["fps"] = options["fps"]
     elif "fps" in options:
         raise InvalidInput("--fps is the film's: ask for one with --film mp4")
-    return spec, collect(source, root)
+    return spec, files
 
 
-def collect(source: Path, root: Path | None = None) -> dict[str, Path]:
+def collect(source: Path, root: Path | None = None) -> Gathered:
     """The scene and every file that it names, by job path. Raises like :func:`build`."""
-    folder = root or source.parent
-    scene = _job_path(source, folder)
-    if source.suffix.lower() not in SCENE_SUFFIXES:
+    suffix = source.suffix.lower()
+    if suffix not in SCENE_SUFFIXES:
         raise InvalidInput(f"{source} is no scene that can be rendered: {', '.join(SCENE_SUFFIXES)}")
+    if suffix == ".blend":
+        return _blend(source, root)
+    folder = root or source.parent
+    files = Gathered()
+    files.scene = _job_path(source, folder)
+    if suffix in _SELF_CONTAINED:
+        files[files.scene] = source
+        if suffix != ".usdz":
+            files.notes.append(f"{source.name}: files that a {suffix} names are not looked for, nor sent")
+        return files
     try:
         # a link inside the folder is the person's own doing here: what it leads to is sent as a plain file
-        used = check_scene(folder, scene, lambda job_path: folder / job_path)
+        used = check_scene(folder, files.scene, lambda job_path: folder / job_path)
     except (TaskFailed, OSError) as error:
         raise InvalidInput(
             f"{error}. Paths are looked up below {folder}; --root names another folder",
             [FieldFault("/spec/scene", str(error))],
         ) from None
-    return {job_path: folder / job_path for job_path in sorted(used)}
+    files.update({job_path: folder / job_path for job_path in sorted(used)})
+    return files
+
+
+def _blend(source: Path, root: Path | None) -> Gathered:
+    from jobs.render.blender.collect import collect as gather
+
+    files = Gathered()
+    with gather(source, root) as found:
+        files.scene = found.scene
+        for job_path, path in found.files.items():
+            if job_path in found.rewritten:
+                files.keep(job_path, path)
+            else:
+                files[job_path] = path
+        files.notes += [f"made the absolute paths in {job_path} relative" for job_path in found.rewritten]
+        files.notes += [f"not found, and not sent: {path}" for path in found.missing]
+    return files
 
 
 def _job_path(source: Path, root: Path) -> str:

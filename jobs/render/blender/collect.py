@@ -34,10 +34,12 @@ class Collected:
 
 
 @contextmanager
-def collect(blend: Path) -> Iterator[Collected]:
+def collect(blend: Path, root: Path | None = None) -> Iterator[Collected]:
     """Gather ``blend`` and all that it needs; rewritten copies live until the context ends.
 
-    Raises :class:`farm.errors.InvalidInput` for a file that is no .blend, and
+    ``root`` is the folder that the job's paths start in; left out: the deepest one above all relative paths.
+
+    Raises :class:`farm.errors.InvalidInput` for a file that is no .blend or not below ``root``, and
     :class:`farm.errors.NotInstalled` without the tracer.
     """
     try:
@@ -82,7 +84,9 @@ def collect(blend: Path) -> Iterator[Collected]:
             """The job needs no note of how it was packed."""
 
     try:
-        root = _common_root(blend, trace)
+        root = root.resolve() if root is not None else _common_root(blend, trace)
+        if not blend.is_relative_to(root):
+            raise InvalidInput(f"{blend} does not lie below --root {root}")
         with Packer(blend, root, str(_TARGET)) as packer:
             packer.strategise()
             packer.execute()
@@ -95,18 +99,17 @@ def collect(blend: Path) -> Iterator[Collected]:
 
 
 def _common_root(blend: Path, trace: Any) -> Path:
-    """The deepest folder above ``blend`` and every file that it reaches by a relative path."""
+    """The deepest folder above ``blend`` and every file that it reaches by a relative path.
+
+    A file that is missing counts too: a path that climbs must not leave the job because of it.
+    """
     root = blend.parent
     for usage in trace.deps(blend):
         target = usage.abspath.resolve()
-        if usage.asset_path.is_blendfile_relative() and target.parent.is_dir() and _exists(target):
+        if usage.asset_path.is_blendfile_relative():
             while not target.is_relative_to(root):
                 root = root.parent
     if root == Path(root.anchor):
         # a file that lies right across the disk is moved beside the scene instead
         return blend.parent
     return root
-
-
-def _exists(target: Path) -> bool:
-    return target.exists() or any(target.parent.glob(target.name.replace("<UDIM>", "*")))

@@ -1,8 +1,8 @@
 """A Blender job as steps: look first, then one frame to measure by, then the rest, then the film.
 
 ``preflight`` opens the file; ``canary`` is planned from what it found and renders the middle frame;
-``render`` is planned from the canary's times and publishes every frame (the canary's own is taken over). A huge
-still goes ``preflight``, ``parts``, ``merge`` instead. Pure: no files, no clock.
+``render`` is planned from the canary's times and publishes every frame (the canary's own is taken over). A
+huge still goes ``preflight``, ``parts``, ``merge`` instead. Pure: no files, no clock.
 """
 
 from __future__ import annotations

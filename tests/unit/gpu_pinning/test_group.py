@@ -35,6 +35,14 @@ def test_one_folder_serves_every_controller(group: SlotGroup, tmp_path: Path) ->
     assert group.procs_files == [str(tmp_path / "stillframe-abc-gpu-0/cgroup.procs")]
 
 
+def test_groups_that_a_slot_makes_for_its_children_are_its_own(group: SlotGroup) -> None:
+    (group.paths[0] / "cgroup.procs").write_text("10\n")
+    below = group.paths[0] / "stillframe-child-10-0"
+    below.mkdir()
+    (below / "cgroup.procs").write_text("11\n12\n")
+    assert group.pids() == [10, 11, 12]
+
+
 def test_what_counts_is_the_effective_set(group: SlotGroup) -> None:
     assert [row.ok for row in group.set_cpus([0, 1, 2, 3], [0])] == [True, True]
     (group.paths[0] / "cpuset.cpus.effective").write_text("0-1\n")
