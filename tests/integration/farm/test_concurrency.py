@@ -277,10 +277,10 @@ def test_a_reader_misses_no_event_of_a_late_commit(db: Database) -> None:
             luck = random.Random(number)
             for index in range(each):
                 with db.write() as conn:
-                    events.emit(conn, "guard", data={"writer": number, "index": index})
+                    events.emit(conn, "slot.state", data={"writer": number, "index": index})
                     if not db.is_sqlite:
                         time.sleep(luck.random() * 0.01)
-                    events.emit(conn, "guard", data={"writer": number, "index": -1})
+                    events.emit(conn, "slot.state", data={"writer": number, "index": -1})
 
         return loop
 
@@ -310,9 +310,9 @@ def test_a_reader_misses_no_event_of_a_late_commit(db: Database) -> None:
 
 def test_events_of_an_open_transaction_hold_later_ones_back(postgres_db: Database) -> None:
     with postgres_db.engine.connect() as slow, slow.begin():
-        events.emit(slow, "guard", data={"n": 1})
+        events.emit(slow, "slot.state", data={"n": 1})
         with postgres_db.write() as conn:
-            events.emit(conn, "guard", data={"n": 2})
+            events.emit(conn, "slot.state", data={"n": 2})
         with postgres_db.read() as conn:
             assert events.read_after(conn, 0) == []
     with postgres_db.read() as conn:
@@ -324,8 +324,8 @@ def test_a_reader_resumes_where_ids_and_commits_disagree(postgres_db: Database) 
     with postgres_db.engine.connect() as older, older.begin():
         older.execute(sa.text("SELECT pg_current_xact_id()"))
         with postgres_db.engine.connect() as younger, younger.begin():
-            events.emit(younger, "guard", data={"n": "small id, young transaction"})
-            events.emit(older, "guard", data={"n": "large id, old transaction"})
+            events.emit(younger, "slot.state", data={"n": "small id, young transaction"})
+            events.emit(older, "slot.state", data={"n": "large id, old transaction"})
     with postgres_db.read() as conn:
         rows = events.read_after(conn, 0)
         assert [row.id for row in rows] == [2, 1]

@@ -37,7 +37,7 @@ def test_the_life_of_a_job_is_told_in_order(db: Database) -> None:
 def test_a_reader_resumes_after_the_last_id_that_it_saw(db: Database) -> None:
     with db.write() as conn:
         for number in range(10):
-            events.emit(conn, "guard", data={"n": number})
+            events.emit(conn, "slot.state", data={"n": number})
     seen: list[int] = []
     last = 0
     while True:
@@ -79,7 +79,7 @@ def test_an_event_of_an_unknown_type_is_a_mistake(db: Database) -> None:
 
 def test_a_rolled_back_change_says_nothing(db: Database) -> None:
     with pytest.raises(RuntimeError), db.write() as conn:
-        events.emit(conn, "guard")
+        events.emit(conn, "slot.state")
         raise RuntimeError
     assert _types(db) == []
 
@@ -102,7 +102,7 @@ def test_a_bundle_makes_one_event_per_step_not_per_task(db: Database) -> None:
 def test_forgotten_events_do_not_stop_a_reader(db: Database) -> None:
     with db.write() as conn:
         for number in range(4):
-            events.emit(conn, "guard", data={"n": number})
+            events.emit(conn, "slot.state", data={"n": number})
     with db.read() as conn:
         first = events.read_after(conn, 0)[0].id
     with db.write() as conn:
