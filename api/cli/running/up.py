@@ -38,8 +38,8 @@ def up() -> None:
             key = first_key(chosen, url_of(bound))
             house.start(stop)
             if not stop.is_set():
-                lock.note({"pid": os.getpid(), "url": house.url, "ready": True})
                 _welcome(house, key)
+                lock.note({"pid": os.getpid(), "url": house.url, "ready": True})
                 house.run(stop)
         finally:
             terminal.say("stopping: running work is parked first")
