@@ -6,19 +6,22 @@ of several runs. The topology is read from a sysfs tree written from the recordi
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from gpu_pinning import rights, topology
+from gpu_pinning import Fence, audit_slot, procfs, rights, topology
 from gpu_pinning.machine import Topology
 from gpu_pinning.placement import make_plan
 from gpu_pinning.wishes import Wishes
 from tests.unit.gpu_pinning.trees import RECORDED, RecordedNvml, recorded, write_tree
 
-TOPOLOGY_S, PLAN_S = 0.300, 0.050
+TOPOLOGY_S, PLAN_S, AUDIT_S = 0.300, 0.050, 0.100
+AUDIT_THREADS = 32
 BUSY = "\n".join(
     f'[[neighbours]]\nname = "n{i}"\nrole = "{role}"\ngpus = ["{pci}"]\ncpus = "{cpus}"'
     for i, (pci, role, cpus) in enumerate(
@@ -42,6 +45,29 @@ def least(work: Callable[[], object], runs: int = 7) -> float:
     return min(times)
 
 
+def audit_s() -> float:
+    """Seconds of one audit of a real slot with many threads, the walk over /proc included."""
+    machine = topology.read()
+    wish = '[[slots]]\nname = "t"\npools = ["render"]\ncores = 1'
+    with tempfile.TemporaryDirectory() as folder:
+        fence = Fence.create(machine, make_plan(machine, Wishes.parse(wish)).slot("t"), Path(folder))
+        fence.apply()
+        code = "import threading, time\nfor _ in range(%d):\n threading.Timer(60, int).start()"
+        child = subprocess.Popen(
+            fence.command([sys.executable, "-c", code % (AUDIT_THREADS - 1)]),
+            env={**os.environ, **fence.environment()},
+        )
+        try:
+            fence.await_launch(child.pid)
+            while len(list(Path(f"/proc/{child.pid}/task").iterdir())) < AUDIT_THREADS:
+                time.sleep(0.01)
+            return least(lambda: audit_slot(fence, child.pid, procfs.all_processes()))
+        finally:
+            child.kill()
+            child.wait()
+            fence.remove()
+
+
 def main() -> int:
     """Measure, print, and judge."""
     machine = recorded("hgx-8gpu")
@@ -56,6 +82,7 @@ def main() -> int:
 
         rows.append(("topology from sysfs, with cgroup trials", least(read_all, 5), TOPOLOGY_S))
     rows.append(("topology of this machine", least(topology.read, 5), TOPOLOGY_S))
+    rows.append((f"audit of a slot of {AUDIT_THREADS} threads", audit_s(), AUDIT_S))
     text = (RECORDED / "hgx-8gpu.json").read_text()
     rows.append(("topology from the recording", least(lambda: Topology.parse(text)), TOPOLOGY_S))
     rows.append(("plan without wishes (120 slots)", least(lambda: make_plan(machine)), PLAN_S))

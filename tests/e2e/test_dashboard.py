@@ -226,6 +226,7 @@ def test_a_scene_is_submitted_from_the_page_and_bad_fields_are_marked(
 def test_machines_and_buffers_are_shown(page: Page) -> None:
     page.goto("/machines")
     expect(page.get_by_role("cell", name="cpu-0")).to_be_visible()
+    expect(page.locator(".seat").first).to_contain_text("cores")
     expect(page.get_by_role("heading", level=2)).to_have_count(1)
     page.goto("/buffers")
     expect(page.get_by_text("Spool").first).to_be_visible()

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from farm.lifecycle import machines
 from farm.lifecycle.commands import cancel_job
 from farm.settings import Settings
-from gpu_pinning import read_topology
+from gpu_pinning import Fence, Wishes, audit_slot, read_topology
 from tests.chaos.farm_under_test import until
 from tests.integration.workers.placed_farm import PlacedFarm
 from workers.keeper import descendants
+from workers.node_config import NodeConfig
+from workers.placement import device_of, seat
+from workers.processes import SlotProcess
 
 
 def one_each(first: int, second: int, pools: str = '"render"') -> str:
@@ -242,57 +247,54 @@ def _words(pid: int) -> list[bytes]:
         return []
 
 
-_ORDINARY = """
-import json, os, select, sys, time
-os.setgroups([]); os.setgid(65534); os.setuid(65534)
-from pathlib import Path
-from gpu_pinning import Fence, Wishes, audit_slot
-from workers.node_config import NodeConfig
-from workers.placement import device_of, seat
-from workers.processes import SlotProcess
-wishes, cpus, folder = json.loads(sys.argv[1])
-folder = Path(folder)
-seating = seat(NodeConfig(Wishes.parse(wishes)))
-slot = seating.plan.slot("b")
-fence = Fence.create(seating.machine, slot, folder / "fence")
-fence.clear(); fence.apply()
-body = "import sys, time, pathlib; pathlib.Path(sys.argv[1]).write_text('x'); time.sleep(60)"
-process = SlotProcess([sys.executable, "-I", "-S", "-c", body, str(folder / "ready")],
-                      dict(os.environ) | fence.environment(), folder / "output", fence=fence)
-deadline = time.monotonic() + 30
-while not (folder / "ready").exists() and time.monotonic() < deadline:
-    time.sleep(0.01)
-pid = process.slot_pid
-labels = device_of(seating, slot, process.launched())["labels"]
-before = [row.kind for row in audit_slot(fence, pid)]
-os.sched_setaffinity(pid, set(cpus))
-after = [(row.kind, row.drains) for row in audit_slot(fence, pid)]
-process.kill()
-select.select([process.pidfd], [], [], 20)
-process.collect()
-print(json.dumps([os.getuid(), slot.fence.cpus, "weak" in labels, before, after]))
-"""
+def _as_ordinary_user(folder: Path, two_cpus: list[int]) -> list[Any]:
+    """A slot's life in a process that has given up every right; what it saw."""
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+    if not os.access(sys.executable, os.X_OK):
+        # keeper, launcher and this slot need the standard library alone
+        sys.executable = "/usr/bin/python3"
+    seating = seat(NodeConfig(Wishes.parse(one_each(*two_cpus))))
+    slot = seating.plan.slot("b")
+    fence = Fence.create(seating.machine, slot, folder / "fence")
+    fence.clear()
+    fence.apply()
+    body = "import sys, time, pathlib; pathlib.Path(sys.argv[1]).write_text('x'); time.sleep(60)"
+    words = [sys.executable, "-I", "-S", "-c", body, str(folder / "ready")]
+    environment = {"PATH": os.environ["PATH"]} | fence.environment()
+    process = SlotProcess(words, environment, folder / "output", fence=fence)
+    until(lambda: (folder / "ready").exists(), "the slot runs")
+    pid = process.slot_pid
+    assert pid is not None
+    labels = device_of(seating, slot, process.launched())["labels"]
+    before = [row.kind for row in audit_slot(fence, pid)]
+    os.sched_setaffinity(pid, set(two_cpus))
+    after = [[row.kind, row.drains] for row in audit_slot(fence, pid)]
+    process.kill()
+    assert select.select([process.pidfd], [], [], 20)[0]
+    left = process.collect().left
+    return [os.getuid(), slot.fence.cpus, "weak" in labels, before, after, left]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
 def test_as_an_ordinary_user_slots_are_held_by_affinity_labelled_and_seen_when_they_stray(
     two_cpus: list[int],
 ) -> None:
-    with tempfile.TemporaryDirectory(prefix="stillframe-ordinary-") as folder:
-        Path(folder).chmod(0o777)
-        root = Path(__file__).resolve().parents[3]
-        told = json.dumps([one_each(*two_cpus), two_cpus, folder])
-        environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(root), "HOME": folder}
-        done = subprocess.run(
-            [sys.executable, "-c", _ORDINARY, told],
-            capture_output=True,
-            text=True,
-            cwd=folder,
-            env=environment,
-            timeout=120,
-            check=False,
-        )
-        if "Permission" in done.stderr or "ModuleNotFoundError" in done.stderr:
-            pytest.skip("another user may not read this installation")
-        assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout) == [65534, "affinity", True, [], [["cpus", True]]]
+    folder = Path(tempfile.mkdtemp(prefix="stillframe-ordinary-", dir="/tmp"))
+    folder.chmod(0o777)
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            answer: Any = _as_ordinary_user(folder, two_cpus)
+        except BaseException as error:
+            answer = f"{type(error).__name__}: {error}"
+        os.write(write_end, json.dumps(answer).encode())
+        os._exit(0)
+    os.close(write_end)
+    with os.fdopen(read_end) as told:
+        answer = json.loads(told.read())
+    os.waitpid(child, 0)
+    shutil.rmtree(folder)
+    assert answer == [65534, "affinity", True, [], [["cpus", True]], 0]

@@ -55,13 +55,13 @@ function updatePool(node, pool) {
 
 function makeNode(node) {
   const verbs = may(me, "operate") ? [
-    acting(h("button", { type: "button", "data-verb": "drain" }, "Drain"), () => act(node.id, "drain", "it finishes what runs and takes no more")),
+    acting(h("button", { type: "button", "data-verb": "drain" }, "Drain"), () => act(node.id, "drain", "what runs there parks, and it takes no more")),
     acting(h("button", { type: "button", "data-verb": "resume" }, "Resume"), () => act(node.id, "resume", "it takes work again")),
   ] : [];
   return h("article", { class: "panel node" },
     h("header", null, h("h2", null, node.name), h("span", { class: "mark-state" }), h("span", { class: "muted about" }),
       h("span", { class: "end" }, h("span", { class: "faint seen" }), verbs)),
-    guardPanel(),
+    guardPanel(), h("div", { class: "left-alone-list" }),
     h("div", { class: "scroll" }, h("table", { class: "rows" },
       h("thead", null, h("tr", null, ["Slot", "State", "Device", "Pools", "Task", "Restarts"].map((name) =>
         h("th", { scope: "col", class: name === "Restarts" ? "num" : null }, name)))), h("tbody"))));
@@ -70,6 +70,13 @@ function makeNode(node) {
 function updateNode(panel, node, slots) {
   fill(panel.querySelector(".mark-state"), stateMark(node.state));
   panel.querySelector(".about").textContent = about(node.info);
+  const alone = JSON.stringify(node.info.gpus_in_use ?? []);
+  const list = panel.querySelector(".left-alone-list");
+  if (list.dataset.shown !== alone) {
+    // only when it changes, so that what a person has opened stays open
+    list.dataset.shown = alone;
+    fill(list, leftAlone(node.info));
+  }
   panel.querySelector(".seen").textContent = `seen ${ago(node.seen_at)}`;
   if (node.info.neighbours?.length) get(`/v1/nodes/${node.id}/guard`).then((guard) => updateGuard(panel, guard), () => {});
   const draining = node.state.startsWith("drain");
@@ -105,7 +112,14 @@ function seat(device) {
   return h("span", { class: "seat" },
     device.class_reason && h("span", { class: "chip", title: device.class_reason }, `class ${device.class}`),
     (device.labels ?? []).map((label, n) => h("span", { class: "chip warn", title: reasons[n] ?? null }, label)),
-    device.cpus && h("span", { class: "hint" }, `cores ${device.cpus}`));
+    device.cpus && h("span", { class: "hint" }, `cores ${device.cpus}`),
+    (device.audit ?? []).map((row) => h("span", { class: "chip warn", title: `wanted ${row.wanted}` }, `${row.subject}: ${row.found}`)));
+}
+
+/** GPUs that the farm leaves alone, and the lines of farm.toml that would declare their user. */
+function leftAlone(info) {
+  return (info.gpus_in_use ?? []).map((gpu) => h("details", { class: "left-alone" },
+    h("summary", null, `GPU ${gpu.pci} is left alone: ${gpu.reason}`), h("pre", null, gpu.toml)));
 }
 
 function about(info) {
