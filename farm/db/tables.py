@@ -270,7 +270,7 @@ task_dependencies = sa.Table(
 attempts = sa.Table(
     "attempts",
     metadata,
-    # the control file's 48-bit name of the attempt
+    # the control file's 48-bit name of the attempt; never given twice (sqlite_autoincrement)
     sa.Column("serial", Serial, primary_key=True, autoincrement=True),
     sa.Column("id", Id, nullable=False, unique=True),
     sa.Column("task_id", Id, sa.ForeignKey("tasks.id", ondelete="CASCADE"), nullable=False, index=True),
@@ -291,6 +291,8 @@ attempts = sa.Table(
     sa.Column("peak_vram", Big),
     sa.Column("device", Json),
     sa.UniqueConstraint("task_id", "epoch"),
+    # a deleted job's serials stay used: a slot's last word would else hit the attempt that gets one again
+    sqlite_autoincrement=True,
 )
 
 frames = sa.Table(
@@ -465,6 +467,8 @@ events = sa.Table(
     sa.Column("data", Json, nullable=False),
     # the order in which readers may rely on it: see farm/events.py
     sa.Index("ix_events_order", "xid", "id"),
+    # readers go on after the last id that they saw: one that comes twice would be missed
+    sqlite_autoincrement=True,
 )
 
 leaders = sa.Table(

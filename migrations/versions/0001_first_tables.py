@@ -66,6 +66,7 @@ def upgrade() -> None:
         sa.Column("node_id", sa.String(length=48), nullable=True),
         sa.Column("data", JSON, nullable=False),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_events")),
+        sqlite_autoincrement=True,
     )
     op.create_index(op.f("ix_events_job_id"), "events", ["job_id"], unique=False)
     op.create_index("ix_events_order", "events", ["xid", "id"], unique=False)
@@ -438,6 +439,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("serial", name=op.f("pk_attempts")),
         sa.UniqueConstraint("id", name=op.f("uq_attempts_id")),
         sa.UniqueConstraint("task_id", "epoch", name=op.f("uq_attempts_task_id_epoch")),
+        sqlite_autoincrement=True,
     )
     op.create_index(op.f("ix_attempts_job_id"), "attempts", ["job_id"], unique=False)
     op.create_index(op.f("ix_attempts_task_id"), "attempts", ["task_id"], unique=False)

@@ -9,7 +9,7 @@ from farm.db.connect import Database
 from farm.db.tables import attempts, nodes, slots
 from farm.lifecycle import leases, machines
 from farm.lifecycle.claim import claim, wishes
-from farm.lifecycle.commands import cancel_job, pause_job, resume_job
+from farm.lifecycle.commands import cancel_job, delete_job, pause_job, resume_job
 from farm.lifecycle.dispatch import dispatch_many
 from farm.plan import TaskPlan
 from farm.records import Ticket
@@ -183,3 +183,14 @@ def test_unbegun_tasks_of_a_bundle_go_back_free(world: World) -> None:
     assert world.end(bundle[0]) == "counted"
     assert _slot(world) == "idle"
     world.check()
+
+
+def test_a_deleted_job_does_not_give_its_serials_to_another(world: World) -> None:
+    """A control file still holds the last word to an attempt: `cancel` must not hit one that comes later."""
+    first = world.job(step(frames="1"))
+    [old] = world.begin(*world.tasks(first))
+    world.end(old)
+    with world.db.write() as conn:
+        delete_job(conn, first)
+    [new] = world.begin(*world.tasks(world.job(step(frames="1"))))
+    assert new.serial > old.serial

@@ -111,3 +111,15 @@ def test_forgotten_events_do_not_stop_a_reader(db: Database) -> None:
         assert events.forget_before(conn, 2.0) == 2
     with db.read() as conn:
         assert [row.data["n"] for row in events.read_after(conn, first)] == [2, 3]
+
+
+def test_an_id_does_not_come_twice_when_the_log_was_forgotten(db: Database) -> None:
+    with db.write() as conn:
+        events.emit(conn, "slot.state")
+    with db.read() as conn:
+        last = events.newest_id(conn)
+    with db.write() as conn:
+        assert events.forget_before(conn, time.time() + 60) == 1
+        events.emit(conn, "slot.state")
+    with db.read() as conn:
+        assert len(events.read_after(conn, last)) == 1
