@@ -273,7 +273,7 @@ def _report(answer: Mapping[str, Any], spec: Spec, engines: Mapping[str, str]) -
     fault = answer["fault"]
     if fault is not None:
         findings.insert(
-            0, {"code": "wish", "severity": "error", "missing": True, "message": fault["message"]}
+            0, {"code": "wish", "severity": "error", "missing": False, "message": fault["message"]}
         )
     version = ".".join(str(report["blender"]).split(".")[:2])
     return {

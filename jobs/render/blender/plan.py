@@ -91,16 +91,14 @@ def judge(spec: Spec, report: Mapping[str, Any]) -> None:
 
     What is missing fails the job unless ``allow_missing``; a wish that the file cannot grant always does.
     """
-    fault = report.get("fault")
-    missing = [f for f in report["findings"] if f["severity"] == "error" and f.get("missing")]
-    broken = [f for f in report["findings"] if f["severity"] == "error" and not f.get("missing")]
-    if broken:
-        raise _refused("scene", _sentence(broken))
+    errors = [finding for finding in report["findings"] if finding["severity"] == "error"]
+    missing = [finding for finding in errors if finding.get("missing")]
+    # an engine that is gone, and wishes that the file cannot grant
+    words = [str(finding["message"]) for finding in errors if not finding.get("missing")]
     if missing and not spec.settings.allow_missing:
-        text = _sentence(missing)
-        raise _refused("scene", f"{text}; attach what is missing, or set blender.allow_missing: true")
-    if fault is not None:
-        raise _refused("blender", str(fault["message"]))
+        words.append(f"{_sentence(missing)}; attach what is missing, or set blender.allow_missing: true")
+    if words:
+        raise _refused("scene", "; ".join(words))
 
 
 def frames_of(spec: Spec, facts: Mapping[str, Any]) -> FrameRange:
