@@ -127,7 +127,7 @@ def why(
         print_json([reason.to_json() for reason in reasons])
         return
     if not reasons:
-        terminal.say("it waits for nothing")
+        terminal.say("nothing holds it back")
     for reason in reasons:
         terminal.out().print(Text(reason.text))
 

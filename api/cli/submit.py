@@ -104,6 +104,8 @@ def submit(
         )
     else:
         if source is None:
+            if kind in kinds():
+                raise typer.BadParameter(f"name what is to be done: farm submit {kind} SOURCE")
             kind, source = kind_of(Path(kind)), Path(kind)
         body, files = from_source(kind, source, given, root)
         for note in getattr(files, "notes", ()):

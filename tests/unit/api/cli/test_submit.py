@@ -52,7 +52,8 @@ def test_a_scene_that_reaches_out_is_refused_unless_a_root_holds_it_all(tmp_path
     [
         ("gone.xml", None, "there is no file"),
         ("broken.xml", "<scene>", "not well-formed"),
-        ("scene.blend", "x", "no scene that can be rendered"),
+        ("scene.txt", "x", "no scene that can be rendered"),
+        ("scene.blend", "x", "cannot be read as a .blend"),
         ("scene.xml", SCENE.format("/etc/passwd"), "leaves the job"),
         ("scene.xml", SCENE.format("missing.ply"), r"missing\.ply"),
     ],
