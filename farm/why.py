@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -36,6 +36,8 @@ from farm.settings import Settings
 from farm.states import TaskState
 
 _SHOWN = 5
+_OF_THE_JOB = frozenset({"cancelled", "paused", "after"})
+"""Reasons that hold all of a job's steps alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,9 @@ def _job(conn: sa.Connection, job: dict[str, Any], settings: Settings) -> Iterat
                 .limit(1)
             )
             if first is not None:
-                yield from _task(conn, first, settings)
+                for reason in _task(conn, first, settings):
+                    of_step = reason.kind not in _OF_THE_JOB
+                    yield replace(reason, text=f"step {step['name']!r}: {reason.text}") if of_step else reason
 
 
 def _task(conn: sa.Connection, task_id: str, settings: Settings) -> Iterator[Reason]:
@@ -139,8 +143,9 @@ def _task(conn: sa.Connection, task_id: str, settings: Settings) -> Iterator[Rea
         yield from _jobs_before(conn, task["job_id"])
         yield from _dependencies(conn, task)
     elif state == TaskState.READY:
-        yield from _flags(task)
-        yield from _ready(conn, task, settings)
+        held = [*_flags(task), *_ready(conn, task)]
+        yield from held
+        yield from _slots(conn, task, settings, free_to_go=not held)
     elif state == TaskState.DISPATCHED:
         since = task["now"] - task["dispatched_at"]
         text = f"it was sent to slot {task['slot_id']} {since:.1f} s ago, which has not begun it"
@@ -203,13 +208,12 @@ def _dependencies(conn: sa.Connection, task: dict[str, Any]) -> Iterator[Reason]
         yield Reason("frames", text, {"task_ids": ids, "number": task["waiting_on"]})
 
 
-def _ready(conn: sa.Connection, task: dict[str, Any], settings: Settings) -> Iterator[Reason]:
+def _ready(conn: sa.Connection, task: dict[str, Any]) -> Iterator[Reason]:
     if task["not_before"] is not None and task["not_before"] > task["now"]:
         left = task["not_before"] - task["now"]
         text = f"it failed before ({task['error']}) and is tried again in {left:.1f} s"
         yield Reason("backoff", text, {"seconds": left})
     yield from _limits(conn, task)
-    yield from _slots(conn, task, settings)
 
 
 def _limits(conn: sa.Connection, task: dict[str, Any]) -> Iterator[Reason]:
@@ -247,7 +251,9 @@ def _busy_slots(conn: sa.Connection) -> list[tuple[str, str, str]]:
     return [(slot, pool, project) for slot, pool, project in conn.execute(query)]
 
 
-def _slots(conn: sa.Connection, task: dict[str, Any], settings: Settings) -> Iterator[Reason]:
+def _slots(
+    conn: sa.Connection, task: dict[str, Any], settings: Settings, *, free_to_go: bool
+) -> Iterator[Reason]:
     pool = task["pool"]
     rows = conn.execute(
         sa.select(
@@ -293,8 +299,9 @@ def _slots(conn: sa.Connection, task: dict[str, Any], settings: Settings) -> Ite
     if not counts["idle"] and len(held) < len(up):
         states = ", ".join(f"{number} {state}" for state, number in sorted(counts.items()))
         yield Reason("busy", f"no slot for it is idle: {states}", {"slots": dict(counts)})
-    elif counts["idle"]:
-        text = f"{counts['idle']} slots are idle; the scheduler gives it to one at its next look"
+    elif counts["idle"] and free_to_go:
+        idle_now = "a slot is idle" if counts["idle"] == 1 else f"{counts['idle']} slots are idle"
+        text = f"{idle_now}; the scheduler gives it to one at its next look"
         yield Reason("next", text, {"idle": counts["idle"]})
 
 

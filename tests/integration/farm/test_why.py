@@ -62,6 +62,20 @@ def test_a_pause_and_a_cancel_are_named(world: World) -> None:
     assert list(_why(world, job_id)) == ["ended"]
 
 
+def test_a_paused_job_does_not_say_that_a_slot_is_about_to_take_it(world: World) -> None:
+    job_id = world.job(step(frames="1"))
+    with world.db.write() as conn:
+        pause_job(conn, job_id)
+    assert list(_why(world, job_id)) == ["paused"]
+
+
+def test_a_job_names_the_step_that_waits(world: World) -> None:
+    job_id = world.job(step(frames="1"), step("encode", None, after=[("render", "whole")]))
+    found = _why(world, job_id)
+    assert found["next"].text.startswith("step 'render': a slot is idle;")
+    assert found["dependency"].text.startswith("step 'encode': it waits for step 'render'")
+
+
 def test_failures_and_back_off_are_named(world: World) -> None:
     world.config = settings(retry_backoff_s=100.0, retry_backoff_max_s=100.0)
     job_id = world.job(step(frames="1", max_retries=1), step("encode", None, after=[("render", "whole")]))
