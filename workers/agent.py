@@ -35,7 +35,7 @@ from workers.link import DatabaseLink
 from workers.managed_slot import ManagedSlot, NodeFolders, Pulse
 from workers.node_config import NodeConfig, read_node_config
 from workers.orders import Circumstances, order
-from workers.placement import Seating, device_of, keep_plan, seat
+from workers.placement import Seating, device_of, keep_plan, move_planned_interrupts, seat, tell_plan
 from workers.preemption import Preemption
 from workers.processes import become_subreaper, end_strays
 from workers.reseating import Reseating, without_ours
@@ -134,6 +134,7 @@ class Agent:
         for name in self._seating.plan.by_name:
             self._add_slot(slots[name], name)
         keep_plan(self._settings.data, self._seating.plan)
+        move_planned_interrupts(self._seating)
         self._auditor.start()
         self._preemption.forget(node_id)
         self._guard.start(self._slots)
@@ -276,6 +277,7 @@ class Agent:
         if moving.done(self._slots):
             log.info("farm.toml is applied")
             keep_plan(self._settings.data, moving.wanted.plan)
+            move_planned_interrupts(moving.wanted)
             self._reseating = None
 
     # --- stopping ------------------------------------------------------------------------------------
@@ -420,16 +422,6 @@ def run_agent(settings: Settings, config: NodeConfig | None = None) -> int:
         raise Unavailable(f"this machine's slots cannot be planned: {error}") from error
     tell_plan(seating)
     return Agent(settings, seating).run()
-
-
-def tell_plan(seating: Seating) -> None:
-    """Log what the plan refuses and leaves alone, with what would change it."""
-    for refusal in seating.plan.refusals:
-        log.error("a wish was refused", wish=refusal.wish, reason=refusal.reason, fix=refusal.fix)
-    for used in seating.plan.in_use:
-        log.warning("a GPU is in use and left alone", gpu=used.pci, reason=used.reason, declare=used.toml)
-    for note in seating.plan.notes:
-        log.info("note on the plan", note=note)
 
 
 def _lock_node(path: Path, name: str) -> int:

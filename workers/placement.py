@@ -9,9 +9,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpu_pinning import Plan, SlotPlan, Topology, cpulist, discover_neighbours, make_plan, read_topology
+import structlog
+
+from gpu_pinning import (
+    Plan,
+    SlotPlan,
+    Topology,
+    cpulist,
+    discover_neighbours,
+    make_plan,
+    move_interrupts,
+    read_topology,
+)
 from gpu_pinning.group import Setting
 from workers.node_config import NodeConfig
+
+log = structlog.get_logger(__name__)
 
 KEPT_PLAN = "plan.json"
 """File in the data folder with the plan that an agent has applied; ``farm plan --diff`` reads it."""
@@ -162,3 +175,23 @@ def node_info(seating: Seating) -> dict[str, Any]:
         "refusals": [refusal.model_dump(mode="json") for refusal in plan.refusals],
         "notes": list(plan.notes),
     }
+
+
+def tell_plan(seating: Seating) -> None:
+    """Log what the plan refuses and leaves alone, with what would change it."""
+    for refusal in seating.plan.refusals:
+        log.error("a wish was refused", wish=refusal.wish, reason=refusal.reason, fix=refusal.fix)
+    for used in seating.plan.in_use:
+        log.warning("a GPU is in use and left alone", gpu=used.pci, reason=used.reason, declare=used.toml)
+    for note in seating.plan.notes:
+        log.info("note on the plan", note=note)
+
+
+def move_planned_interrupts(seating: Seating) -> None:
+    """Move device interrupts off decode cores, as planned; a line that the kernel keeps is told."""
+    if not seating.config.wishes.placement.move_interrupts:
+        return
+    for row in move_interrupts(seating.plan.interrupts):
+        if not row.ok:
+            why = row.error or f"it stays on {row.found}"
+            log.warning("an interrupt was not moved off decode cores", what=row.what, reason=why)

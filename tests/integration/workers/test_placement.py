@@ -184,13 +184,13 @@ def test_a_drained_node_parks_its_work_and_resumes_it_later(pair: PlacedFarm) ->
     with pair:
         job = pair.submit({"name": "long", "do": {"count_to": 60, "count_s": 0.05}})
         (task,) = pair.tasks(job)
-        pair.wait_said(task.id, "count from")
+        until(lambda: pair.tasks(job)[0].checkpoint, "there is something to go on from")
         node_id = pair.slot("a").node_id
         with pair.db.write() as conn:
             machines.drain_node(conn, node_id)
         pair.wake_nodes()
         parked = pair.wait_task(task.id, "ready")
-        assert parked.checkpoint is not None
+        assert parked.checkpoint is not None, "it goes on from there"
         until(lambda: pair.events("node.state")[-1]["state"] == "drained", "the node is drained")
         with pair.db.write() as conn:
             machines.resume_node(conn, node_id)
