@@ -8,7 +8,9 @@ there are any.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
+import importlib.util
 import re
 import shutil
 import socket
@@ -296,11 +298,29 @@ def torch_finding(machine: Topology, version: str | None) -> DoctorFinding:
 
 
 def _torch(machine: Topology) -> DoctorFinding:
-    # The version is read from the installed metadata: importing torch takes seconds and may touch CUDA.
+    # Read from torch's own files: importing it takes seconds and may touch CUDA.
     try:
-        return torch_finding(machine, importlib.metadata.version("torch"))
+        version = importlib.metadata.version("torch")
+        spec = importlib.util.find_spec("torch")
     except importlib.metadata.PackageNotFoundError:
         return torch_finding(machine, None)
+    if spec is not None and spec.origin is not None:
+        with contextlib.suppress(OSError):
+            version = torch_build(version, Path(spec.origin).with_name("version.py").read_text())
+    return torch_finding(machine, version)
+
+
+def torch_build(version: str, text: str) -> str:
+    """The version with its CUDA build, out of ``torch/version.py``: packages may leave it out of theirs.
+
+    A build from a package index of its own is called ``2.11.0`` in its metadata and is CUDA 13.0 all the same.
+    """
+    own = re.search(r"^__version__ = ['\"]([^'\"]+)['\"]", text, re.MULTILINE)
+    version = own[1] if own else version
+    cuda = re.search(r"^cuda\b[^=]*= ['\"](\d+)\.(\d+)", text, re.MULTILINE)
+    if cuda and "+" not in version:
+        version += f"+cu{cuda[1]}{cuda[2]}"
+    return version
 
 
 def _space(folder: Path) -> DoctorFinding:

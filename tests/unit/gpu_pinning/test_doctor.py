@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pinning.doctor import DoctorFinding, examine, exit_code, live_findings, torch_finding
+from gpu_pinning.doctor import DoctorFinding, examine, exit_code, live_findings, torch_build, torch_finding
 from gpu_pinning.placement import make_plan
 from gpu_pinning.texts import doctor_text
 from gpu_pinning.wishes import Wishes
@@ -126,3 +126,16 @@ def test_text_and_json_say_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     listed, same = doctor_text(recorded=recording, as_json=True)
     assert code == same == 1
     assert all(item["what"] in text for item in json.loads(listed))
+
+
+@pytest.mark.parametrize(
+    ("version", "text", "build"),
+    [
+        ("2.11.0", "__version__ = '2.11.0+cu130'\ncuda: Optional[str] = '13.0'\n", "2.11.0+cu130"),
+        ("2.11.0", "__version__ = '2.11.0'\ncuda: Optional[str] = '12.8'\n", "2.11.0+cu128"),
+        ("2.13.0+cpu", "__version__ = '2.13.0+cpu'\ncuda: Optional[str] = None\n", "2.13.0+cpu"),
+        ("2.13.0", "something else\n", "2.13.0"),
+    ],
+)
+def test_the_build_of_torch_is_read_from_its_files(version: str, text: str, build: str) -> None:
+    assert torch_build(version, text) == build

@@ -441,3 +441,21 @@ def test_the_recorded_h200_machine_gets_the_plan_that_it_ran() -> None:
     }
     assert not plan.slot("gpu-0").deny, "its one GPU is its own"
     assert {node.path for node in plan.slot("cpu-0").deny} == {node.path for node in machine.device_nodes}
+
+
+def test_the_recorded_machine_of_two_h200s_gives_each_slot_a_gpu_of_its_own() -> None:
+    # Two GPUs joined by NVLink, 32 cores in one node: what two_gpus ran there.
+    machine = recorded("two_h200")
+    wishes = '[[slots]]\nname = "gpu"\npools = ["video"]\ngpus = 1\ncount = "all"\n'
+    wishes += '[[slots]]\nname = "cpu"\npools = ["render"]\ncores = 2\ncount = 4\n'
+    plan = make_plan(machine, Wishes.parse(wishes))
+    assert seats(plan) == {
+        "gpu-0": (("0000:00:06.0",), "0-3", "0"),
+        "gpu-1": (("0000:00:07.0",), "4-7", "0"),
+        **{f"cpu-{i}": ((), f"{8 + 2 * i}-{9 + 2 * i}", "0") for i in range(4)},
+    }
+    own = {"gpu-0": "/dev/nvidia0", "gpu-1": "/dev/nvidia1"}
+    for name, path in own.items():
+        denied = {node.path for node in plan.slot(name).deny}
+        assert path not in denied and (set(own.values()) - {path}) <= denied
+    assert {node.path for node in plan.slot("cpu-0").deny} == {node.path for node in machine.device_nodes}
