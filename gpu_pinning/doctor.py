@@ -313,7 +313,7 @@ def _torch(machine: Topology) -> DoctorFinding:
 def torch_build(version: str, text: str) -> str:
     """The version with its CUDA build, out of ``torch/version.py``: packages may leave it out of theirs.
 
-    A build from a package index of its own is called ``2.11.0`` in its metadata and is CUDA 13.0 all the same.
+    A CUDA build may be called plain ``2.11.0`` in its metadata.
     """
     own = re.search(r"^__version__ = ['\"]([^'\"]+)['\"]", text, re.MULTILINE)
     version = own[1] if own else version
