@@ -1,4 +1,4 @@
-"""Writes docs/reference/settings.md from the settings themselves: ``python scripts/write_settings_reference.py``."""
+"""Writes docs/reference/settings.md from the settings: ``python scripts/write_settings_reference.py``."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def reference() -> str:
     lines = [
         "# Settings",
         "",
-        "Read from the environment of every process of the farm. Times are seconds, sizes bytes. What describes",
-        "one node (its neighbours, slots and placement) stands in its [farm.toml](farm_toml.md) instead.",
+        "Read from the environment of every process of the farm. Times are seconds, sizes bytes. What",
+        "describes one node (its neighbours, slots and placement) stands in its [farm.toml](farm_toml.md).",
         "",
         "| variable | default | what it is |",
         "| --- | --- | --- |",
