@@ -111,20 +111,16 @@ class BlenderSettings(Model):
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
         if self.tiles is not None and self.sample_ranges is not None:
-            raise fault("blender/tiles", "tiles and sample_ranges exclude each other; choose one")
+            raise fault("tiles", "tiles and sample_ranges exclude each other; choose one")
         parted = "tiles" if self.tiles else "sample_ranges" if self.sample_ranges else None
         if parted and self.denoiser not in (None, "none"):
-            raise fault(
-                "blender/denoiser", f"{parted}: a part cannot be denoised by itself; set denoiser: none"
-            )
+            raise fault("denoiser", f"{parted}: a part cannot be denoised by itself; set denoiser: none")
         if parted and self.adaptive:
-            raise fault("blender/adaptive", f"{parted}: adaptive sampling leaves seams; set adaptive: false")
+            raise fault("adaptive", f"{parted}: adaptive sampling leaves seams; set adaptive: false")
         if self.engine not in (None, "cycles") and parted:
-            raise fault("blender/" + parted, f"{parted} need cycles; set engine: cycles")
+            raise fault(parted, f"{parted} need cycles; set engine: cycles")
         if parted and self.compositor:
-            raise fault(
-                "blender/compositor", f"{parted}: the compositor needs the whole picture; turn it off"
-            )
+            raise fault("compositor", f"{parted}: the compositor needs the whole picture; turn it off")
         return self
 
     @property

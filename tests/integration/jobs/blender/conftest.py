@@ -90,6 +90,7 @@ class Job:
 
     def run(self, until: str | None = None) -> LocalHost:
         """Run the steps, all or those up to ``until``. Raises what planning or an engine raises."""
+        self.host.results.clear()
         parsed, plan = self.host.plan("render", self.spec)
         engine = create()
         engine.open(self.host)

@@ -1,0 +1,110 @@
+"""What the preflight finds: one file made for each finding, and what it does to the job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farm.errors import InvalidSpec
+from tests.integration.jobs.blender.conftest import Job
+
+MakeJob = Callable[..., Job]
+
+
+def found(report: dict[str, Any], code: str) -> dict[str, Any]:
+    """The one finding of that code."""
+    (finding,) = [f for f in report["findings"] if f["code"] == code]
+    return dict(finding)
+
+
+def test_a_sound_file_is_described(job: MakeJob, made: Path) -> None:
+    report = job(made / "plain.blend").preflight()
+    assert report["findings"] == []
+    assert report["blender"].startswith("4.5")
+    (scene,) = report["scenes"]
+    assert scene["name"] == "Scene"
+    assert scene["camera"] == "Shot"
+    assert scene["cameras"] == ["Shot"]
+    assert (scene["frame_start"], scene["frame_end"], scene["frame_step"]) == (1, 5, 1)
+    assert scene["engine"] == "CYCLES"
+    assert scene["samples"] == 4
+    # 96x72 at 50 %
+    assert (report["facts"]["width"], report["facts"]["height"]) == (48, 36)
+    assert report["estimated_memory"] > 0
+    assert report["fault"] is None
+
+
+def test_no_camera_fails_the_job_unless_auto(job: MakeJob, made: Path) -> None:
+    with pytest.raises(InvalidSpec, match=r"has no camera; name one in blender\.camera, or set it to auto"):
+        job(made / "no_camera.blend").run()
+    # a camera is no missing file
+    with pytest.raises(InvalidSpec, match="has no camera"):
+        job(made / "no_camera.blend", blender={"allow_missing": True}).run()
+    host = job(made / "no_camera.blend", frames="1", blender={"camera": "auto"}).run()
+    assert ("render", 1) in host.published
+
+
+@pytest.mark.parametrize(
+    ("scene", "code", "severity", "words"),
+    [
+        ("missing_image", "missing_file", "error", "image 'tex' is missing: '//tex/none.png'"),
+        ("foreign", "foreign_path", "error", "has a path of another system: 'C:/textures/tex.png'"),
+        ("escape", "outside_assets", "error", "image 'tex' lies outside the job's files: '//../../secret'"),
+        ("absolute", "absolute_path", "warning", "has an absolute path: '/nowhere/on/this/machine/tex.png'"),
+        ("unbaked", "not_baked", "warning", "cloth of 'Cube' is not baked"),
+        ("scripts", "script", "warning", "text 'hello.py' is set to run at load; it will not run"),
+        ("scripts", "driver", "warning", "driver on 'Cube' location is a Python expression; it will not run"),
+    ],
+)
+def test_each_finding_is_told(
+    job: MakeJob, made: Path, scene: str, code: str, severity: str, words: str
+) -> None:
+    report = job(made / f"{scene}.blend").preflight()
+    finding = found(report, code)
+    assert finding["severity"] == severity
+    assert words in finding["message"]
+
+
+@pytest.mark.parametrize("scene", ["missing_image", "foreign", "escape", "absolute"])
+def test_what_is_missing_fails_the_job_unless_it_may(job: MakeJob, made: Path, scene: str) -> None:
+    with pytest.raises(InvalidSpec, match=r"set blender\.allow_missing: true"):
+        job(made / f"{scene}.blend", frames="1").run()
+    host = job(made / f"{scene}.blend", frames="1", blender={"allow_missing": True}).run()
+    assert ("render", 1) in host.published
+
+
+def test_a_linked_library_is_found_beside_the_file_or_reported(job: MakeJob, made: Path) -> None:
+    with pytest.raises(InvalidSpec, match=r"library 'lib\.blend' is missing: '//lib\.blend'"):
+        job(made / "linked.blend", frames="1").run()
+    one = job(made / "linked.blend", made / "lib.blend", frames="1")
+    report = one.preflight()
+    assert [f for f in report["findings"] if f["severity"] == "error"] == []
+    assert ("render", 1) in one.run().published
+
+
+def test_an_engine_that_no_longer_exists_is_refused_with_the_choices(job: MakeJob, made: Path) -> None:
+    with pytest.raises(InvalidSpec, match=r"BLENDER_GAME, does not exist in Blender 4\.5.*cycles, eevee or"):
+        job(made / "engine_gone.blend").run()
+    one = job(made / "engine_gone.blend", frames="1", samples=2, blender={"engine": "cycles"})
+    assert found(one.preflight(), "engine_gone")["severity"] == "note"
+    assert ("render", 1) in one.run().published
+
+
+def test_a_film_of_odd_size_is_refused_before_a_frame_is_rendered(job: MakeJob, made: Path) -> None:
+    override = {"on": "scene", "name": "Scene", "property": "render.resolution_y", "value": 75}
+    one = job(made / "plain.blend", film={}, blender={"overrides": [override]})
+    with pytest.raises(InvalidSpec, match="for the film"):
+        one.run()
+    assert one.host.artifacts == {}
+
+
+def test_the_report_and_what_it_took_are_kept(job: MakeJob, made: Path) -> None:
+    host = job(made / "scripts.blend").run(until="preflight")
+    (result,) = host.results["preflight"]
+    assert result["device"]["renderer"] == "blender"
+    # opening, looking through and setting up, once the child is up
+    assert 0 < result["device"]["inspect_s"] < result["device"]["open_s"] < result["device"]["load_s"]
+    assert "warning: text 'hello.py' is set to run at load; it will not run" in host.log.text()

@@ -1,0 +1,66 @@
+"""The real .blend files: each is rendered, or refused with the right reason; preflights are quick."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from farm.errors import InvalidSpec
+from tests.integration.jobs.blender.conftest import REAL, Job
+
+pytestmark = pytest.mark.skipif(
+    not REAL.is_dir(), reason="the real .blend files are not beside the repository"
+)
+MakeJob = Callable[..., Job]
+PREFLIGHT_S = 3.0
+NAMES = [
+    "00_slide_negative_frames", "01_linked_collection", "01_missing_textures", "02_suzanne",
+    "03_animated_cube", "04_lights", "16_volume", "RobotExpressive", "collection_to_link",
+]  # fmt: skip
+
+
+def test_no_file_is_left_out() -> None:
+    assert sorted(path.stem for path in REAL.glob("*.blend")) == sorted(NAMES)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("00_slide_negative_frames", "has no camera"),
+        ("01_linked_collection", r"library 'collection_to_link\.blend' is missing"),
+        ("01_missing_textures", r"image 'MissingTexture\.png' is missing"),
+        ("02_suzanne", r"image '02_Suzanne_BaseColor\.png' is missing"),
+        ("03_animated_cube", r"lies outside the job's files: '//\.\./pbr_node/glTF2\.blend'"),
+        ("04_lights", "BLENDER_RENDER, does not exist in Blender 4.5"),
+        ("16_volume", "has no camera"),
+        ("RobotExpressive", "has no camera"),
+        ("collection_to_link", "has no camera"),
+    ],
+)
+def test_what_each_file_lacks_is_told_in_time(job: MakeJob, name: str, words: str) -> None:
+    one = job(REAL / f"{name}.blend")
+    with pytest.raises(InvalidSpec, match=words):
+        one.run()
+    # on a loaded machine the quickest of three counts: the figure is about the file
+    times = [one.host.results["preflight"][0]["device"]["open_s"]]
+    while min(times) > PREFLIGHT_S and len(times) < 3:
+        one.run(until="preflight")
+        times.append(one.host.results["preflight"][-1]["device"]["open_s"])
+    assert min(times) < PREFLIGHT_S
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_file_renders_once_its_lacks_are_answered(job: MakeJob, name: str) -> None:
+    files = [REAL / f"{name}.blend"]
+    if name == "01_linked_collection":
+        files.append(REAL / "collection_to_link.blend")
+    blender: dict[str, Any] = {"camera": "auto", "allow_missing": True, "engine": "cycles"}
+    one = job(*files, frames="1", samples=8, resolution=[160, 90], blender=blender)
+    one.run()
+    picture = np.asarray(Image.open(one.file(1)).convert("L"))
+    # something is seen: the picture is not one flat colour
+    assert picture.std() > 1.0, f"{name} shows nothing"
