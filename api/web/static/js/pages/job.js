@@ -7,6 +7,7 @@ import { badShare, badTasks, hasEnded, progress, secondsLeft, shownState } from 
 import { showActions } from "../parts/actions.js";
 import { showAttempts } from "../parts/attempts.js";
 import { showFilms } from "../parts/films.js";
+import { showPreflight } from "../parts/preflight.js";
 import "../parts/frames.js";
 import "../parts/log.js";
 
@@ -21,6 +22,7 @@ async function load() {
   if (!hasEnded(job) || job.state === "failed") state.why = (await get(`/v1/jobs/${id}/why`)).items;
   else state.why = [];
   draw();
+  await showPreflight(byId("preflight"), state.steps);
   await loadTab();
 }
 

@@ -1,0 +1,191 @@
+"""What the farm costs on a Blender job: ``python -m tests.benchmarks.blender_overhead [SCENE [FRAMES]]``.
+
+Frames of RobotExpressive.blend (camera auto, Cycles on the CPU, 8 samples, 320x180) by a farm of its own with one
+slot, from submit to the last frame verified and published, preflight and canary included; and by a plain ``bpy``
+loop over the same frames, from process start to the last file written, with the same threads. Loop, farm, farm,
+loop, so that drift of the machine falls on both alike. The pictures are compared: only the same pictures are
+the same work. Then the preflight of every .blend beside the scene, from the moment its child is up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from api.cli.demo.interrupts import Interrupts
+from api.cli.demo.own_farm import OwnFarm
+from farm.client import FarmClient
+from farm.errors import FarmError, InvalidInput, TaskFailed
+from jobs.render.blender.installation import install
+from tests.benchmarks.machine import Figure, judge
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SCENES = REPOSITORY.parent / "shared" / "real" / "blend"
+BOUND = 0.10
+PREFLIGHT_BOUND_S = 3.0
+DEADLINE_S = 1800.0
+
+LOOP = """
+import json, os, sys
+import bpy
+sys.path.insert(0, sys.argv[2])
+from program.cameras import add_auto_camera
+job = json.loads(sys.argv[1])
+bpy.ops.wm.open_mainfile(filepath=job["scene"], load_ui=False, use_scripts=False)
+scene = bpy.context.scene
+render = scene.render
+render.engine = "CYCLES"
+scene.cycles.device = "CPU"
+scene.cycles.samples = job["samples"]
+scene.cycles.use_adaptive_sampling = False
+render.resolution_x, render.resolution_y = job["resolution"]
+render.resolution_percentage = 100
+render.threads_mode, render.threads = "FIXED", job["threads"]
+frames = job["frames"]
+middle = frames[len(frames) // 2]
+add_auto_camera(bpy, scene, scene.view_layers[0], sorted({frames[0], middle, frames[-1]}))
+settings = render.image_settings
+settings.file_format, settings.color_mode, settings.color_depth = "PNG", "RGB", "8"
+render.use_file_extension = False
+for number in frames:
+    scene.frame_set(number)
+    render.filepath = f"{job['to']}/{number}.png"
+    bpy.ops.render.render(write_still=True)
+os._exit(0)
+"""
+
+
+def plain_loop(scene: Path, spec: dict[str, Any], frames: list[int], folder: Path) -> float:
+    """Seconds that the loop takes for all frames."""
+    import jobs.render.blender as package
+
+    python = install(say=lambda text: None).command[0]
+    job = {
+        "scene": str(scene),
+        "samples": spec["samples"],
+        "resolution": spec["resolution"],
+        "threads": len(os.sched_getaffinity(0)),
+        "frames": frames,
+        "to": str(folder),
+    }
+    program = str(Path(package.__file__).parent)
+    began = time.monotonic()
+    subprocess.run(
+        [python, "-I", "-c", LOOP, json.dumps(job), program], check=True, stdout=subprocess.DEVNULL
+    )
+    return time.monotonic() - began
+
+
+def by_the_farm(farm: FarmClient, scene: Path, spec: dict[str, Any], folder: Path) -> float:
+    """Seconds from submit to the last frame published; the frames are downloaded after the clock stops."""
+    assets = farm.upload({scene.name: scene})
+    began = time.monotonic()
+    job = farm.submit(name="overhead", kind="render", spec=spec, assets=assets)
+    while True:
+        found = farm.job(job.id)
+        if found.state == "done":
+            break
+        if found.state in ("failed", "cancelled") or time.monotonic() - began > DEADLINE_S:
+            raise TaskFailed(f"the job is {found.state}: {found.error}")
+        time.sleep(0.05)
+    took = time.monotonic() - began
+    for frame in farm.frames(job.id):
+        farm.download_frame(frame, "beauty.png", folder / f"{frame.number}.png")
+    return took
+
+
+def preflights(farm: FarmClient, folder: Path) -> dict[str, float]:
+    """Seconds that each file's preflight took once its child was up: opening, looking through, setting up."""
+    took = {}
+    for scene in sorted(folder.glob("*.blend")):
+        spec = {"scene": scene.name, "samples": 1, "frames": "1"}
+        job = farm.submit(name=scene.stem, kind="render", spec=spec, assets=farm.upload({scene.name: scene}))
+        began = time.monotonic()
+        while True:
+            (task,) = [task for task in farm.tasks(job.id) if task.step == "preflight"]
+            if task.state in ("done", "failed"):
+                break
+            if time.monotonic() - began > DEADLINE_S:
+                raise TaskFailed(f"the preflight of {scene.name} does not end")
+            time.sleep(0.05)
+        if task.result is None:
+            raise TaskFailed(f"the preflight of {scene.name} found nothing: {task.error}")
+        took[scene.name] = float(task.result["device"]["open_s"])
+        if farm.job(job.id).state not in ("done", "failed"):
+            farm.cancel(job.id)
+    return took
+
+
+def largest_difference(first: Path, second: Path, frames: list[int]) -> int:
+    """Largest difference of one 8-bit value between two folders of frames."""
+    worst = 0
+    for number in frames:
+        a, b = (np.asarray(Image.open(folder / f"{number}.png")).astype(int) for folder in (first, second))
+        worst = max(worst, int(np.abs(a - b).max()))
+    return worst
+
+
+def main(name: str = "RobotExpressive.blend", count: int = 24) -> int:
+    """Run the measurements; 1 where a bound is missed."""
+    scene = SCENES / name
+    if not scene.is_file():
+        raise InvalidInput(
+            f"there is no {scene}: this benchmark needs the shared scenes beside the repository"
+        )
+    os.environ.setdefault("FARM_BLENDER_HOME", str(REPOSITORY / ".blender"))
+    install()
+    frames = list(range(1, count + 1))
+    spec: dict[str, Any] = {
+        "scene": scene.name,
+        "frames": f"1-{count}",
+        "samples": 8,
+        "resolution": [320, 180],
+        "blender": {"camera": "auto", "engine": "cycles", "allow_missing": True},
+    }
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        folders = {part: folder / part for part in ("loop", "farm")}
+        for path in folders.values():
+            path.mkdir()
+        interrupts = Interrupts()
+        loops = [plain_loop(scene, spec, frames, folders["loop"])]
+        with interrupts, OwnFarm(folder / "own", interrupts) as own, FarmClient.of(own.credentials) as farm:
+            farms = [by_the_farm(farm, scene, spec, folders["farm"])]
+            # another title of the same work: nothing that the first job left warm may help the second
+            again = spec | {"memory_limit": 2**34}
+            farms.append(by_the_farm(farm, scene, again, folder))
+            looks = preflights(farm, SCENES)
+        loops.append(plain_loop(scene, spec, frames, folders["loop"]))
+        difference = largest_difference(folders["loop"], folders["farm"], frames)
+    overhead = sum(farms) / sum(loops) - 1.0
+    print(f"{scene.name}, {count} frames of 320x180 at 8 samples")
+    return judge(
+        [
+            Figure("plain bpy loop, first run", loops[0], "s"),
+            Figure("farm, first job", farms[0], "s"),
+            Figure("farm, second job", farms[1], "s"),
+            Figure("plain bpy loop, second run", loops[1], "s"),
+            Figure("overhead of the farm (farm / loop - 1)", overhead, "", BOUND),
+            Figure("largest difference of a pixel (8 bit)", float(difference), "", 0.0),
+            *(
+                Figure(f"preflight of {file}", seconds, "s", PREFLIGHT_BOUND_S)
+                for file, seconds in looks.items()
+            ),
+        ]
+    )
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(*sys.argv[1:2], *(int(argument) for argument in sys.argv[2:3])))
+    except FarmError as error:
+        sys.exit(error.message)
