@@ -1,10 +1,10 @@
 """What the farm costs on a Blender job: ``python -m tests.benchmarks.blender_overhead [SCENE [FRAMES]]``.
 
-Frames of RobotExpressive.blend (camera auto, Cycles on the CPU, 8 samples, 320x180) by a farm of its own with one
-slot, from submit to the last frame verified and published, preflight and canary included; and by a plain ``bpy``
-loop over the same frames, from process start to the last file written, with the same threads. Loop, farm, farm,
-loop, so that drift of the machine falls on both alike. The pictures are compared: only the same pictures are
-the same work. Then the preflight of every .blend beside the scene, from the moment its child is up.
+Frames of RobotExpressive.blend (camera auto, Cycles on the CPU, 8 samples, 320x180) by a farm of its own with
+one slot, from submit to the last frame verified and published, preflight and canary included; and by a plain
+``bpy`` loop over the same frames, from process start to the last file written, with the same threads. Loop,
+farm, farm, loop, so that drift of the machine falls on both alike. The pictures are compared: only the same
+pictures are the same work. Then the preflight of every .blend beside the scene, once its child is up.
 """
 
 from __future__ import annotations

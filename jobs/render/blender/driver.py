@@ -31,10 +31,10 @@ class BlenderDriver:
     """Starts and asks the child of :mod:`jobs.render.blender.program`."""
 
     def start(self, key: str, spec: Spec, task: TaskContext, host: Host, folder: Path) -> Held:
-        """Look at the scene's paths, choose the Blender, start its child."""
+        """Choose the Blender and start its child, which opens nothing yet."""
         with host.phase("fetch"):
             root = host.assets()
-            facts = {"file_engines": _look(root, spec, host), "began": time.monotonic()}
+        facts: dict[str, Any] = {"began": time.monotonic()}
         blender = choose(_version(spec, task))
         threads = _threads(task)
         on_gpu = spec.device != "cpu"
@@ -48,7 +48,9 @@ class BlenderDriver:
         return Held(child, key, limit, facts | {"version": blender.version})
 
     def load(self, held: Held, spec: Spec, task: TaskContext, host: Host) -> None:
-        """Open the file, look through it, and set it up as the job asks."""
+        """Check the scene's paths, then open the file, look through it, and set it up as the job asks."""
+        # while Blender starts: it takes longer than this
+        held.facts["file_engines"] = _look(held.child.room.inputs, spec, host)
         held.ask(
             "load",
             path=str(held.child.inputs / spec.scene),
@@ -113,10 +115,12 @@ class BlenderDriver:
         )
 
     def _frames(self, held: Held, spec: Spec, task: TaskContext, host: Host) -> None:
-        numbers = list(task.frames or ())
+        ahead = list(task.payload["ahead"])
         taken = self._take_over(task, host)
         request = {"outputs": child_outputs(spec, held.facts["facts"])}
-        rest = [number for number in numbers if number not in taken]
+        # within a task as between tasks: first and last frame before the rest
+        rest = [number for number in task.frames or () if number not in taken]
+        rest.sort(key=lambda number: ahead.index(number) if number in ahead else len(ahead))
         times = render_frames(held, rest, task, host, spec.frame_timeout_s, request)
         host.result(
             {"device": _device(held), "frame_s": round(sum(times) / len(times), 4) if times else None}

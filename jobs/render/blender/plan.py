@@ -171,12 +171,14 @@ def _chunks(spec: Spec, frames: FrameRange, found: Mapping[str, Any]) -> Iterato
     ahead = list(dict.fromkeys([canary_of(frames), frames.first, frames.last]))
     size = chunk_size(spec, frame_s, load_s)
     rest = frames.without(ahead)
-    groups = [FrameRange.of([number]) for number in ahead]
-    # frames of a fraction of a second: three tasks of one frame would cost more than they tell
-    if frame_s * len(ahead) < 1.0:
-        groups = [FrameRange.of(ahead)]
-    groups += [] if rest is None else list(rest.chunks(size))
-    payload = {"stage": "frames", "canary": canary_of(frames)}
+    if frame_s * len(ahead) >= 1.0:
+        groups = [FrameRange.of([number]) for number in ahead]
+        groups += [] if rest is None else list(rest.chunks(size))
+    else:
+        # frames of a fraction of a second: tasks of one frame would cost more than they tell
+        parts = [] if rest is None else list(rest.chunks(size))
+        groups = [FrameRange.of([*ahead, *(parts[0] if parts else ())]), *parts[1:]]
+    payload = {"stage": "frames", "canary": ahead[0], "ahead": ahead}
     for rank, chunk in enumerate(groups):
         yield TaskPlan(frames=chunk, payload=payload, rank=rank, seconds=frame_s * len(chunk))
 
