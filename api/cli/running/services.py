@@ -34,7 +34,8 @@ def prepare(chosen: Settings) -> None:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+        # looked up for each line: who replaces or closes stderr must not break whoever logs next
+        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
     )
     logging.basicConfig(stream=sys.stderr, level=max(level, logging.WARNING))
 
