@@ -136,12 +136,12 @@ def test_events_of_another_process_wake_the_stream_through_the_broker(running: R
     other = Wakes(farm.redis_url)
     with reading(running, "/v1/events") as stream:
         with farm.db.write() as conn:
-            events.emit(conn, "guard", data={"n": 1})
+            events.emit(conn, "audit", data={"n": 1})
         other.wake("events")
         assert stream.next()[2]["data"] == {"n": 1}
         # and without any wake, by looking once a second
         with farm.db.write() as conn:
-            events.emit(conn, "guard", data={"n": 2})
+            events.emit(conn, "audit", data={"n": 2})
         assert stream.next()[2]["data"] == {"n": 2}
     other.close()
 
@@ -153,11 +153,11 @@ def test_no_event_is_missed_while_many_writers_commit_out_of_order(running: Runn
     def write(writer: int) -> None:
         for number in range(each):
             with farm.db.write() as conn:
-                events.emit(conn, "guard", data={"writer": writer, "number": number})
+                events.emit(conn, "audit", data={"writer": writer, "number": number})
                 if number % 5 == writer:
                     time.sleep(0.01)
 
-    with reading(running, "/v1/events?type=guard") as stream:
+    with reading(running, "/v1/events?type=audit") as stream:
         threads = [threading.Thread(target=write, args=(n,)) for n in range(writers)]
         for thread in threads:
             thread.start()
