@@ -55,7 +55,7 @@ class BlenderDriver:
             "load",
             path=str(held.child.inputs / spec.scene),
             root=str(held.child.inputs),
-            wish=wish_of(spec, _threads(task), task.device.get("pci_address")),
+            wish=wish_of(spec, _threads(task), list(task.device.get("pci") or ())),
         )
         answer = held.wait(("loaded",), f"loading {spec.scene}", Clock(spec.frame_timeout_s), host)
         load_s = time.monotonic() - float(held.facts["began"])
@@ -232,8 +232,8 @@ class BlenderDriver:
             )
 
 
-def wish_of(spec: Spec, threads: int, pci_address: Any) -> dict[str, Any]:
-    """The job's settings as the child takes them; ``None`` is as the file says."""
+def wish_of(spec: Spec, threads: int, pci: list[str]) -> dict[str, Any]:
+    """The job's settings as the child takes them; ``None`` is as the file says. ``pci``: the slot's GPUs."""
     settings = spec.settings
     frames = spec.frame_range() if spec.frames is not None else None
     return {
@@ -242,7 +242,7 @@ def wish_of(spec: Spec, threads: int, pci_address: Any) -> dict[str, Any]:
         ),
         "lights": settings.lights or ("file" if spec.suffix == ".blend" else "studio"),
         "device": spec.device,
-        "pci_address": pci_address,
+        "pci": pci,
         "samples": spec.samples,
         "resolution": spec.resolution,
         "transparent": spec.transparent,

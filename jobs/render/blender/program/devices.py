@@ -10,10 +10,11 @@ from .faults import NoDevice
 GPU_BACKENDS = {"cuda": "CUDA", "optix": "OPTIX", "hip": "HIP", "oneapi": "ONEAPI", "metal": "METAL"}
 
 
-def choose(bpy: Any, scene: Any, device: str, pci_address: str | None) -> list[str]:
+def choose(bpy: Any, scene: Any, device: str, pci: list[str]) -> list[str]:
     """Set Cycles to ``device`` (``cpu`` or a key of :data:`GPU_BACKENDS`); returns the device names in use.
 
-    ``pci_address`` (``0000:1b:00.0``) picks one GPU of several; Cycles writes it into its device ids.
+    ``pci`` (``0000:1b:00.0``) picks GPUs by their addresses, which Cycles writes into its device ids; all of
+    them must be there. Empty: every device of the kind.
     """
     preferences = bpy.context.preferences.addons["cycles"].preferences
     if device == "cpu":
@@ -27,13 +28,13 @@ def choose(bpy: Any, scene: Any, device: str, pci_address: str | None) -> list[s
         raise NoDevice(f"this Blender has no {backend} support: {error}") from None
     preferences.refresh_devices()
     found = [item for item in preferences.devices if item.type == backend]
-    if pci_address is not None:
-        wanted = _pci_key(pci_address)
-        found = [item for item in found if wanted in item.id.lower()]
+    if pci:
+        wanted = [_pci_key(address) for address in pci]
+        found = [item for item in found if any(key in item.id.lower() for key in wanted)]
     for item in preferences.devices:
         item.use = item in found
-    if not found:
-        where = f" at {pci_address}" if pci_address else ""
+    if len(found) < max(1, len(pci)):
+        where = f" at {', '.join(pci)}" if pci else ""
         raise NoDevice(
             f"device {device!r} was asked for, but Blender finds no {backend} device{where}; "
             "ask for device cpu, or run this on a node that has one"

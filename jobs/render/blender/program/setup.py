@@ -21,7 +21,7 @@ def configure(bpy: Any, wish: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     render = scene.render
     engine = _pick_engine(bpy, scene, wish.get("engine"))
     if engine == "CYCLES":
-        used = devices.choose(bpy, scene, wish["device"], wish.get("pci_address"))
+        used = devices.choose(bpy, scene, wish["device"], wish.get("pci") or [])
     else:
         used = [_graphics(engine)]
     if wish.get("resolution"):
@@ -203,7 +203,8 @@ def _passes(bpy: Any, scene: Any, layer: Any, names: list[str]) -> None:
     """Switch passes on. A pass that the engine does not write is refused, not left out in silence."""
     for name in names:
         switch = f"use_pass_{name}"
-        owner = next((o for o in (layer, layer.cycles, layer.eevee) if hasattr(o, switch)), None)
+        own = layer.cycles if scene.render.engine == "CYCLES" else layer.eevee
+        owner = next((o for o in (layer, own) if hasattr(o, switch)), None)
         if owner is None:
             raise BadInput(f"there is no pass {name!r} in Blender {bpy.app.version_string}")
         setattr(owner, switch, False)

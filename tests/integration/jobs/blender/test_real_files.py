@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from farm.errors import InvalidSpec
+from farm.errors import DeviceUnavailable, InvalidSpec
 from tests.integration.jobs.blender.conftest import REAL, Job
 
 pytestmark = pytest.mark.skipif(
@@ -64,3 +64,22 @@ def test_each_file_renders_once_its_lacks_are_answered(job: MakeJob, name: str) 
     picture = np.asarray(Image.open(one.file(1)).convert("L"))
     # something is seen: the picture is not one flat colour
     assert picture.std() > 1.0, f"{name} shows nothing"
+
+
+def test_eevee_is_proved_on_one_file(job: MakeJob) -> None:
+    """Its passes too: their channels are a table of ours, as EEVEE tells them to nobody."""
+    passes = [
+        "z", "normal", "position", "vector", "mist", "diffuse_color", "glossy_direct", "emit", "environment",
+        "ambient_occlusion", "shadow", "volume_direct", "transparent", "cryptomatte_object",
+    ]  # fmt: skip
+    blender = {"camera": "auto", "allow_missing": True, "engine": "eevee", "passes": passes}
+    one = job(
+        REAL / "RobotExpressive.blend",
+        frames="1", samples=1, resolution=[96, 54], outputs=["png", "exr"], blender=blender,
+    )  # fmt: skip
+    try:
+        host = one.run()
+    except DeviceUnavailable as error:
+        pytest.skip(error.message)
+    assert np.asarray(Image.open(one.file(1)).convert("L")).std() > 1.0
+    assert len(host.outputs["render"][1]["channels"]) == 4 + 1 + 3 + 3 + 4 + 1 + 3 * 7 + 4 + 12

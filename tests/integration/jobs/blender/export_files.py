@@ -1,0 +1,19 @@
+"""Run by Blender's Python: ``export_files.py FOLDER``. A cube in the formats that Blender imports."""
+
+
+from __future__ import annotations
+
+import os
+import sys
+
+import bpy
+
+folder = sys.argv[1]
+bpy.ops.wm.read_factory_settings(use_empty=True)
+bpy.ops.mesh.primitive_cube_add(size=1.6)
+bpy.ops.export_scene.gltf(filepath=f"{folder}/cube.glb", export_format="GLB")
+bpy.ops.wm.obj_export(filepath=f"{folder}/cube.obj")
+bpy.ops.wm.ply_export(filepath=f"{folder}/cube.ply")
+bpy.ops.wm.usd_export(filepath=f"{folder}/cube.usdc")
+sys.stdout.flush()
+os._exit(0)
