@@ -1,0 +1,95 @@
+"""A .blend by the command line, and its preflight on the job's page in a real browser."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from farm.errors import NotInstalled
+from jobs.render.blender import installation
+from tests.e2e.farms import Up, environment
+from tests.e2e.test_dashboard import Guarded, sign_in
+from tests.integration.jobs.blender.conftest import REPOSITORY, run_in_blender
+
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.fixture(scope="module")
+def home() -> Path:
+    """Where Blender is installed for the tests."""
+    import os
+
+    named = Path(os.environ.get("FARM_BLENDER_HOME") or REPOSITORY / ".blender")
+    try:
+        installation.install(named)
+    except NotInstalled as error:
+        pytest.skip(f"Blender cannot be installed here: {error.message}")
+    return named
+
+
+@pytest.fixture(scope="module")
+def blends(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small .blend files."""
+    folder = tmp_path_factory.mktemp("blends")
+    run_in_blender(str(home / f"bpy-{installation.LTS}" / "bin" / "python"), "make_files.py", str(folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def farm_with_blender(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    """A running `farm up` whose node has a Blender."""
+    up = Up(tmp_path_factory.mktemp("farm"), {"FARM_BLENDER_HOME": str(home)})
+    try:
+        yield up.start()
+    finally:
+        up.stop()
+
+
+def farm(up: Up, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a `farm` command against ``up``."""
+    return subprocess.run(
+        [sys.executable, "-m", "api.cli.main", *arguments],
+        env=environment(up.folder), capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+
+
+def test_a_blend_becomes_frames_and_a_film(farm_with_blender: Up, blends: Path, tmp_path: Path) -> None:
+    done = farm(
+        farm_with_blender,
+        "submit",
+        str(blends / "linked.blend"),
+        "--film",
+        "mp4",
+        "--watch",
+        "-o",
+        str(tmp_path),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    names = sorted(path.name for path in (tmp_path / "render").iterdir())
+    # the file's own frames
+    assert names == [f"beauty.{number:04d}.png" for number in range(1, 6)]
+    assert (tmp_path / "film.mp4").stat().st_size > 0
+
+
+def test_a_refused_file_shows_its_findings(farm_with_blender: Up, blends: Path, browser: Browser) -> None:
+    done = farm(farm_with_blender, "submit", str(blends / "missing_image.blend"), "--watch")
+    assert done.returncode == 3
+    assert "not found, and not sent" in done.stderr
+    assert "image 'tex' is missing: '//tex/none.png'" in done.stdout + done.stderr
+    job_id = done.stdout.split()[0]
+    guarded = Guarded(browser, farm_with_blender)
+    sign_in(guarded.page, farm_with_blender)
+    guarded.page.goto(f"{farm_with_blender.url}/jobs/{job_id}")
+    panel = guarded.page.locator("#preflight")
+    expect(panel).to_contain_text("Blender 4.5")
+    expect(panel).to_contain_text("1 error")
+    expect(panel.locator(".findings li")).to_have_count(1)
+    expect(panel.locator(".findings")).to_contain_text("image 'tex' is missing: '//tex/none.png'")
+    expect(panel).to_contain_text("cameras Shot (active)")
+    guarded.context.close()
+    assert guarded.troubles == []
