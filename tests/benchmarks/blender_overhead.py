@@ -18,21 +18,19 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from PIL import Image
-
 from api.cli.demo.interrupts import Interrupts
 from api.cli.demo.own_farm import OwnFarm
 from farm.client import FarmClient
 from farm.errors import FarmError, InvalidInput, TaskFailed
+from farm.frame_range import FrameRange
 from jobs.render.blender.installation import install
 from tests.benchmarks.machine import Figure, judge
+from tests.benchmarks.timed_job import DEADLINE_S, by_the_farm, largest_difference
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SCENES = REPOSITORY.parent / "shared" / "real" / "blend"
 BOUND = 0.10
 PREFLIGHT_BOUND_S = 3.0
-DEADLINE_S = 1800.0
 
 LOOP = """
 import json, os, sys
@@ -85,24 +83,6 @@ def plain_loop(scene: Path, spec: dict[str, Any], frames: list[int], folder: Pat
     return time.monotonic() - began
 
 
-def by_the_farm(farm: FarmClient, scene: Path, spec: dict[str, Any], folder: Path) -> float:
-    """Seconds from submit to the last frame published; the frames are downloaded after the clock stops."""
-    assets = farm.upload({scene.name: scene})
-    began = time.monotonic()
-    job = farm.submit(name="overhead", kind="render", spec=spec, assets=assets)
-    while True:
-        found = farm.job(job.id)
-        if found.state == "done":
-            break
-        if found.state in ("failed", "cancelled") or time.monotonic() - began > DEADLINE_S:
-            raise TaskFailed(f"the job is {found.state}: {found.error}")
-        time.sleep(0.05)
-    took = time.monotonic() - began
-    for frame in farm.frames(job.id):
-        farm.download_frame(frame, "beauty.png", folder / f"{frame.number}.png")
-    return took
-
-
 def preflights(farm: FarmClient, folder: Path) -> dict[str, float]:
     """Seconds that each file's preflight took once its child was up: opening, looking through, setting up."""
     took = {}
@@ -123,15 +103,6 @@ def preflights(farm: FarmClient, folder: Path) -> dict[str, float]:
         if farm.job(job.id).state not in ("done", "failed"):
             farm.cancel(job.id)
     return took
-
-
-def largest_difference(first: Path, second: Path, frames: list[int]) -> int:
-    """Largest difference of one 8-bit value between two folders of frames."""
-    worst = 0
-    for number in frames:
-        a, b = (np.asarray(Image.open(folder / f"{number}.png")).astype(int) for folder in (first, second))
-        worst = max(worst, int(np.abs(a - b).max()))
-    return worst
 
 
 def main(name: str = "RobotExpressive.blend", count: int = 24) -> int:
@@ -159,13 +130,14 @@ def main(name: str = "RobotExpressive.blend", count: int = 24) -> int:
         interrupts = Interrupts()
         loops = [plain_loop(scene, spec, frames, folders["loop"])]
         with interrupts, OwnFarm(folder / "own", interrupts) as own, FarmClient.of(own.credentials) as farm:
-            farms = [by_the_farm(farm, scene, spec, folders["farm"])]
+            assets = farm.upload({scene.name: scene})
+            farms = [by_the_farm(farm, spec, assets, folders["farm"])]
             # another title of the same work: nothing that the first job left warm may help the second
             again = spec | {"memory_limit": 2**34}
-            farms.append(by_the_farm(farm, scene, again, folder))
+            farms.append(by_the_farm(farm, again, assets, folder))
             looks = preflights(farm, SCENES)
         loops.append(plain_loop(scene, spec, frames, folders["loop"]))
-        difference = largest_difference(folders["loop"], folders["farm"], frames)
+        difference = largest_difference(folders["loop"], folders["farm"], FrameRange.of(frames))
     overhead = sum(farms) / sum(loops) - 1.0
     print(f"{scene.name}, {count} frames of 320x180 at 8 samples")
     return judge(

@@ -18,21 +18,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from api.cli.demo.interrupts import Interrupts
 from api.cli.demo.own_farm import OwnFarm
 from farm.client import FarmClient
-from farm.errors import FarmError, TaskFailed
-from farm.frame_range import FrameRange
+from farm.errors import FarmError
 from jobs.render import demo
 from jobs.render.camera import Bounds, OrbitCamera, orbit_pose
 from jobs.render.mitsuba.variants import choose
 from jobs.render.spec import Spec
 from tests.benchmarks.machine import Figure, judge
+from tests.benchmarks.timed_job import by_the_farm, largest_difference
 
 BOUND = 0.05
-DEADLINE_S = 3600.0
 
 LOOP = """
 import json, os, sys
@@ -94,33 +92,6 @@ def plain_loop(spec: Spec, folder: Path) -> float:
     return time.monotonic() - began
 
 
-def by_the_farm(farm: FarmClient, spec: dict[str, Any], folder: Path) -> float:
-    """Seconds from submit to the last frame published; the frames are downloaded after the clock stops."""
-    assets = farm.upload(demo.assets())
-    began = time.monotonic()
-    job = farm.submit(name="overhead", kind="render", spec=spec, assets=assets)
-    while True:
-        found = farm.job(job.id)
-        if found.state == "done":
-            break
-        if found.state in ("failed", "cancelled") or time.monotonic() - began > DEADLINE_S:
-            raise TaskFailed(f"the job is {found.state}: {found.error}")
-        time.sleep(0.05)
-    took = time.monotonic() - began
-    for frame in farm.frames(job.id):
-        farm.download_frame(frame, "beauty.png", folder / f"{frame.number}.png")
-    return took
-
-
-def largest_difference(first: Path, second: Path, frames: FrameRange) -> int:
-    """Largest difference of one 8-bit value between two folders of frames."""
-    worst = 0
-    for number in frames:
-        a, b = (np.asarray(Image.open(folder / f"{number}.png")).astype(int) for folder in (first, second))
-        worst = max(worst, int(np.abs(a - b).max()))
-    return worst
-
-
 def main(frames: int = 48, samples: int = 12) -> int:
     """Run the four measurements; 1 where the bound is missed."""
     wanted = demo.spec(frames=f"1-{frames}") | {"samples": samples}
@@ -134,9 +105,10 @@ def main(frames: int = 48, samples: int = 12) -> int:
         interrupts = Interrupts()
         loops = [plain_loop(spec, folders["loop"])]
         with interrupts, OwnFarm(folder / "own", interrupts) as own, FarmClient.of(own.credentials) as farm:
-            farms = [by_the_farm(farm, wanted, folders["farm"])]
+            assets = farm.upload(demo.assets())
+            farms = [by_the_farm(farm, wanted, assets, folders["farm"])]
             # another seed: nothing that the first job left warm may help the second
-            farms.append(by_the_farm(farm, wanted | {"seed": 1000}, folder))
+            farms.append(by_the_farm(farm, wanted | {"seed": 1000}, assets, folder))
         loops.append(plain_loop(spec, folders["loop"]))
         difference = largest_difference(folders["loop"], folders["farm"], spec.frame_range())
     overhead = sum(farms) / sum(loops) - 1.0

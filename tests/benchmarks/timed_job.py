@@ -1,0 +1,47 @@
+"""A render job timed from submit to its last frame, and its pictures compared with others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from farm.client import FarmClient
+from farm.errors import TaskFailed
+from farm.frame_range import FrameRange
+
+DEADLINE_S = 3600.0
+
+
+def by_the_farm(farm: FarmClient, spec: dict[str, Any], assets: Mapping[str, str], folder: Path) -> float:
+    """Seconds from submit to the last frame published; the frames are downloaded after the clock stops.
+
+    ``assets`` maps job paths to SHA-256. Raises :class:`farm.errors.TaskFailed` where the job fails.
+    """
+    began = time.monotonic()
+    job = farm.submit(name="overhead", kind="render", spec=spec, assets=dict(assets))
+    while True:
+        found = farm.job(job.id)
+        if found.state == "done":
+            break
+        if found.state in ("failed", "cancelled") or time.monotonic() - began > DEADLINE_S:
+            reasons = [task.error for task in farm.tasks(job.id) if task.error]
+            raise TaskFailed(f"the job is {found.state}: {found.error or '; '.join(reasons)}")
+        time.sleep(0.05)
+    took = time.monotonic() - began
+    for frame in farm.frames(job.id):
+        farm.download_frame(frame, "beauty.png", folder / f"{frame.number}.png")
+    return took
+
+
+def largest_difference(first: Path, second: Path, frames: FrameRange) -> int:
+    """Largest difference of one 8-bit value between two folders of frames."""
+    worst = 0
+    for number in frames:
+        a, b = (np.asarray(Image.open(folder / f"{number}.png")).astype(int) for folder in (first, second))
+        worst = max(worst, int(np.abs(a - b).max()))
+    return worst
