@@ -132,7 +132,8 @@ def test_a_breach_holds_the_farm_and_the_work_loses_nothing(guarded: GuardedFarm
     assert set(charged) == {0}, "held work spends no retry"
     climbs = until(lambda: farm.events("guard.climb"), "the climb is an event")
     assert climbs[0]["neighbour"] == "llm" and "over budget" in climbs[0]["reason"] and climbs[0]["curve"]
-    assert until(lambda: farm.events("guard.let_go"), "so is letting go")
+    # the server stayed slow while all was held, so the guard may also have found that it was not us
+    assert until(lambda: farm.events("guard.let_go") or farm.events("guard.not_us"), "so is letting go")
 
 
 def test_a_server_that_falls_silent_pauses_and_one_that_ends_frees(guarded: GuardedFarm) -> None:

@@ -161,6 +161,7 @@ def test_caps_hold_while_leaders_change_and_slots_finish(crowded: Database, sett
 
     def schedule() -> None:
         candidate, state = Leadership(0.3), TickState()
+        ticks = 0
         while not stop.is_set():
             try:
                 if candidate.term is None and not acquire(db, candidate):
@@ -171,8 +172,9 @@ def test_caps_hold_while_leaders_change_and_slots_finish(crowded: Database, sett
                     assert candidate.term is not None
                     terms.add(candidate.term)
                     tick(conn, settings, state)
-                # odd terms sleep past their lease; the pause lets other writers of SQLite in
-                time.sleep(0.4 if candidate.term is not None and candidate.term % 2 else 0.02)
+                ticks += 1
+                # now and then a leader sleeps past its lease; the pause lets other writers of SQLite in
+                time.sleep(0.02 if ticks % 5 else 0.6)
             except NotLeading:
                 continue
             except BaseException as error:
