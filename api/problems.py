@@ -197,7 +197,14 @@ async def _validation_error(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _database_away(request: Request, error: Exception) -> JSONResponse:
-    log.warning("database away", request_id=_request_id(request), error=str(error).splitlines()[0])
+    reason = str(error).splitlines()[0]
+    if "disk is full" in reason or "No space left" in reason:
+        full = "the disk of the database is full; nothing was changed: free some space, or run `farm gc`"
+        return await _farm_error(request, OutOfSpace(full))
+    if "no such column" in reason or "no such table" in reason:
+        # SQLite says so in the same words as of a database that is away, but waiting does not help
+        return of_exception(error, _request_id(request))
+    log.warning("database away", request_id=_request_id(request), error=reason)
     return response(
         503,
         Unavailable.slug,

@@ -108,6 +108,7 @@ class Agent:
     # --- one turn ------------------------------------------------------------------------------------
 
     def _turn(self) -> None:
+        self._link.check()
         if self._link.registration is not None and not self._slots and self._stopping_at is None:
             self._take_up(self._link.registration.node_id, self._link.registration.slots)
         if self._stop_signals and self._stopping_at is None:

@@ -100,6 +100,11 @@ class DatabaseLink:
         """Look at the database now."""
         self._kick.set()
 
+    def check(self) -> None:
+        """Raise where the thread has ended by itself: an agent without it must end and be started again."""
+        if self._thread.ident is not None and not self._thread.is_alive() and not self._end.is_set():
+            raise RuntimeError("the thread that talks to the database has ended")
+
     def silent_s(self) -> float:
         """Seconds since the database last answered."""
         return time.monotonic() - self._answered_at

@@ -52,6 +52,7 @@ def main() -> int:
     beat = Beat(control, float(os.environ.get("FARM_BEAT_S") or 1.0))
 
     # heavy from here on; the agent sees us beat already
+    from farm import process_log
     from farm.broker.tickets import TASK_NAME, celery_app, queue_name
     from farm.broker.wakes import Wakes
     from farm.db.connect import Database
@@ -61,6 +62,7 @@ def main() -> int:
     from workers.spool import Spool
 
     settings = read_settings()
+    process_log.configure(settings.log_level)
     stopping = threading.Event()
     wakes = Wakes(settings.broker_url)
     bench = Bench(

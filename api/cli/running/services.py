@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import signal
-import sys
 import threading
 from types import FrameType
 
-import structlog
 import typer
 
 from api.cli import terminal
 from api.cli.running import listen
 from api.cli.running.parent import end_with_parent
+from farm import process_log
 from farm.errors import InvalidInput
 from farm.settings import Settings, settings
 
@@ -23,21 +21,7 @@ app = typer.Typer()
 def prepare(chosen: Settings) -> None:
     """What every process does first: end with its parent, and log lines to stderr."""
     end_with_parent()
-    level = logging.getLevelNamesMapping().get(chosen.log_level.upper(), logging.INFO)
-    renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            renderer,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
-        # looked up for each line: who replaces or closes stderr must not break whoever logs next
-        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
-    )
-    logging.basicConfig(stream=sys.stderr, level=max(level, logging.WARNING))
+    process_log.configure(chosen.log_level)
 
 
 def broker_url(chosen: Settings) -> str:
