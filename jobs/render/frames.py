@@ -10,14 +10,18 @@ from farm.errors import ParkRequested
 from jobs.engine import Host, TaskContext
 from jobs.render.held import Clock, Held
 
+QUICK_FRAME_S: Final = 1.0
+"""Below this the child is asked one frame further ahead, so that it never waits for its next request."""
+_STAGED_FRAMES: Final = 3
+"""One frame that is published, one that is rendered, one that is done before the first has been published."""
 _ITEM_SIZE: Final = {"uint8": 1, "uint16": 2, "float16": 2, "float32": 4}
 
 
 @contextmanager
 def staging(task: TaskContext, host: Host) -> Iterator[None]:
-    """Room for two frames' files: the one that is published and the one that is rendered."""
+    """Room for the files of the frames that are on their way."""
     staged = sum(o["width"] * o["height"] * len(o["channels"]) * _ITEM_SIZE[o["dtype"]] for o in task.outputs)
-    with host.reserve(2 * staged + 4096, "spool", "frame staging"):
+    with host.reserve(_STAGED_FRAMES * staged + 4096, "spool", "frame staging"):
         yield
 
 
@@ -41,8 +45,15 @@ def render_frames(
     with staging(task, host), host.phase("work"):
         clock = Clock(timeout_s)
         park: ParkRequested | None = None
-        if numbers:
-            _ask(held, numbers[0], request)
+        asked = 0
+
+        def ask(up_to: int) -> None:
+            nonlocal asked
+            for number in numbers[asked:up_to]:
+                held.ask("frame", number=number, folder=str(held.child.output), **request)
+                asked += 1
+
+        ask(1)
         for index, number in enumerate(numbers):
             share = (index / len(numbers), 1 / len(numbers))
             answer: dict[str, Any] | None
@@ -54,8 +65,8 @@ def render_frames(
                 if answer is None:
                     raise
             clock = Clock(timeout_s)
-            if park is None and index + 1 < len(numbers):
-                _ask(held, numbers[index + 1], request)
+            if park is None:
+                ask(index + (3 if float(answer["seconds"]) < QUICK_FRAME_S else 2))
             times.append(float(answer["seconds"]))
             publish_frame(held, answer, number, host)
             host.progress((index + 1) / len(numbers), f"frame {number}, {width}x{height}")
@@ -75,7 +86,3 @@ def publish_frame(held: Held, answer: Mapping[str, Any], number: int, host: Host
             quality={**dict(answer.get("quality") or {}), "peak_rss": answer.get("peak_rss")},
         )
     host.log.write(f"frame {number}: {float(answer['seconds']):.2f} s")
-
-
-def _ask(held: Held, number: int, request: Mapping[str, Any]) -> None:
-    held.ask("frame", number=number, folder=str(held.child.output), **request)

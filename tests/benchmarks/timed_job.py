@@ -31,7 +31,7 @@ def by_the_farm(farm: FarmClient, spec: dict[str, Any], assets: Mapping[str, str
         if found.state in ("failed", "cancelled") or time.monotonic() - began > DEADLINE_S:
             reasons = [task.error for task in farm.tasks(job.id) if task.error]
             raise TaskFailed(f"the job is {found.state}: {found.error or '; '.join(reasons)}")
-        time.sleep(0.05)
+        time.sleep(0.02)
     took = time.monotonic() - began
     for frame in farm.frames(job.id):
         farm.download_frame(frame, "beauty.png", folder / f"{frame.number}.png")

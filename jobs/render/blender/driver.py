@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from farm.errors import DeviceUnavailable, EscapedPath, PermanentFailure
 from jobs.engine import Host, TaskContext
-from jobs.render.blender import merging, scene_file
+from jobs.render.blender import scene_file
 from jobs.render.blender.installation import choose
 from jobs.render.blender.plan import PART_NAME, canary_of, child_outputs, parts_of
 from jobs.render.bounds import Limits
@@ -172,6 +172,8 @@ class BlenderDriver:
 
     def _merge(self, held: Held, spec: Spec, task: TaskContext, host: Host) -> None:
         """Merge the parts, check that they cover the picture, and publish the frame."""
+        from jobs.render.blender import merging
+
         facts = held.facts["facts"]
         numbers = list(task.frames or ())
         if not numbers:
