@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import PurePosixPath
 from typing import Annotated, Any
@@ -47,22 +48,25 @@ def _frames(text: str) -> str:
 
 
 def _size(value: Any) -> Any:
-    if isinstance(value, str) and (match := _SIZE.fullmatch(value)):
-        return (int(match[1]), int(match[2]))
-    return value
+    if not isinstance(value, str):
+        return value
+    match = _SIZE.fullmatch(value)
+    if match is None:
+        raise ValueError(f"{value[:20]!r} is not a size; write width and height in pixels, such as 640x360")
+    return (int(match[1]), int(match[2]))
 
 
 def _size_within(value: tuple[int, int]) -> tuple[int, int]:
     width, height = value
-    if not (1 <= width <= MAX_SIDE and 1 <= height <= MAX_SIDE):
-        legal = tuple(min(max(side, 1), MAX_SIDE) for side in value)
-        raise ValueError(
-            f"{width}x{height} is not possible: each side lies between 1 and {MAX_SIDE}; "
-            f"nearest: {legal[0]}x{legal[1]}"
-        )
-    if width * height > MAX_PIXELS:
-        raise ValueError(f"{width}x{height} is over the limit of {MAX_PIXELS:,} pixels; render it in parts")
-    return value
+    if 1 <= width <= MAX_SIDE and 1 <= height <= MAX_SIDE and width * height <= MAX_PIXELS:
+        return value
+    legal = tuple(min(max(side, 1), MAX_SIDE) for side in value)
+    if (pixels := legal[0] * legal[1]) > MAX_PIXELS:
+        legal = tuple(int(side * math.sqrt(MAX_PIXELS / pixels)) for side in legal)
+    raise ValueError(
+        f"{width}x{height} is not possible: each side lies between 1 and {MAX_SIDE}, and both make at most "
+        f"{MAX_PIXELS:,} pixels; nearest: {legal[0]}x{legal[1]}"
+    )
 
 
 def _rgb(text: str) -> str:

@@ -115,3 +115,20 @@ def test_every_field_is_described() -> None:
         if "description" not in field and "const" not in field
     ]
     assert nameless == []
+
+
+@pytest.mark.parametrize(
+    ("resolution", "words"),
+    [
+        ("hello", "write width and height in pixels, such as 640x360"),
+        ("640", "such as 640x360"),
+        ([0, 5], "nearest: 1x5"),
+        ("99999x99999", "nearest: 11585x11585"),
+        ("16384x16384", "nearest: 11585x11585"),
+    ],
+)
+def test_a_size_that_cannot_be_is_answered_with_one_that_can(resolution: Any, words: str) -> None:
+    ((pointer, message),) = refused("render", {"scene": "a.xml", "resolution": resolution})
+    assert pointer == "/spec/resolution"
+    assert words in message
+    assert spec(resolution="11585x11585").resolution == (11585, 11585)
