@@ -87,7 +87,9 @@ def _job(conn: sa.Connection, job: dict[str, Any], settings: Settings) -> Iterat
                 .order_by(tasks.c.position)
                 .limit(1)
             )
-            text = f"{number} tasks of step {step['name']!r} failed, the first: {error}; `farm retry` them"
+            failed = "a task" if number == 1 else f"{number} tasks"
+            which = "" if number == 1 else ", the first"
+            text = f"{failed} of step {step['name']!r} failed{which}: {error}; `farm retry` runs it again"
             yield Reason("failed", text, {"step_id": step["id"], "tasks": number})
         if step["deferred"]:
             text = f"step {step['name']!r} gets its tasks when the step that it waits for is done"
