@@ -109,6 +109,8 @@ class OwnFarm:
     def _end(self, *, keep: bool) -> None:
         with self._interrupts.held(drop=True):
             if self._process is not None:
+                # what runs is parked first, which takes some seconds
+                terminal.say("stopping the farm")
                 self._stop(self._process)
             forget(self.data)
             if keep:
