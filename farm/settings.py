@@ -6,8 +6,10 @@ import os
 from functools import lru_cache
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from farm.errors import FieldFault, InvalidInput
 
 
 def _data_home() -> Path:
@@ -146,5 +148,10 @@ class Settings(BaseSettings):
 
 @lru_cache(maxsize=1)
 def settings() -> Settings:
-    """The process's settings, read once."""
-    return Settings()
+    """The process's settings, read once. Raises :class:`farm.errors.InvalidInput` for one that is no good."""
+    try:
+        return Settings()
+    except ValidationError as error:
+        faults = [(f"FARM_{'_'.join(map(str, item['loc'])).upper()}", item) for item in error.errors()]
+        text = "; ".join(f"{name} is {item['input']!r}: {item['msg']}" for name, item in faults)
+        raise InvalidInput(text, [FieldFault(f"/{name}", item["msg"]) for name, item in faults]) from None

@@ -124,12 +124,21 @@ def read_key_file() -> dict[str, Any]:
 
 def _write(content: dict[str, Any]) -> None:
     path = key_file()
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    # mkstemp makes the file with mode 0600, so the key is never readable by others, not even briefly
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".key-")
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        json.dump(content, file, indent=2)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    Path(temporary).replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # mkstemp makes the file with mode 0600, so the key is never readable by others, not even briefly
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".key-")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                json.dump(content, file, indent=2)
+                file.write("\n")
+                file.flush()
+                os.fsync(file.fileno())
+            Path(temporary).replace(path)
+        except OSError:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise InvalidInput(
+            f"cannot write the key file {path}: {error.strerror}; name another with FARM_KEY_FILE"
+        ) from None

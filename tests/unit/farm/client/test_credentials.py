@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import stat
 from pathlib import Path
@@ -83,3 +84,14 @@ def test_rubbish_in_the_key_file_is_an_error_that_names_it(key_file: Path, text:
     with pytest.raises(InvalidInput, match=r"key\.json"):
         find_credentials()
     assert credentials.key_file().read_text() == text
+
+
+def test_a_key_file_that_cannot_be_written_is_an_error_that_names_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(**where: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("tempfile.mkstemp", refuse)
+    with pytest.raises(InvalidInput, match=r"key\.json: Permission denied; .*FARM_KEY_FILE"):
+        remember(tmp_path, ONE)
