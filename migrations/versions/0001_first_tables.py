@@ -66,7 +66,6 @@ def upgrade() -> None:
         sa.Column("node_id", sa.String(length=48), nullable=True),
         sa.Column("data", JSON, nullable=False),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_events")),
-        sqlite_autoincrement=True,
     )
     op.create_index(op.f("ix_events_job_id"), "events", ["job_id"], unique=False)
     op.create_index("ix_events_order", "events", ["xid", "id"], unique=False)
@@ -118,7 +117,6 @@ def upgrade() -> None:
         sa.Column("share", sa.Double(), server_default="1", nullable=False),
         sa.Column("max_slots", sa.Integer(), nullable=True),
         sa.Column("quota_slot_s", sa.Double(), nullable=True),
-        sa.Column("reserved", sa.Boolean(), server_default=sa.false(), nullable=False),
         sa.Column("used_slot_s", sa.Double(), server_default="0", nullable=False),
         sa.Column("used_gpu_s", sa.Double(), server_default="0", nullable=False),
         sa.Column("version", sa.Integer(), server_default="1", nullable=False),
@@ -439,7 +437,6 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("serial", name=op.f("pk_attempts")),
         sa.UniqueConstraint("id", name=op.f("uq_attempts_id")),
         sa.UniqueConstraint("task_id", "epoch", name=op.f("uq_attempts_task_id_epoch")),
-        sqlite_autoincrement=True,
     )
     op.create_index(op.f("ix_attempts_job_id"), "attempts", ["job_id"], unique=False)
     op.create_index(op.f("ix_attempts_task_id"), "attempts", ["task_id"], unique=False)

@@ -82,7 +82,12 @@ def _shape(conn: sa.Connection) -> dict[str, object]:
                 )
                 for index in inspector.get_indexes(table)
             ),
-            [(c["name"], str(c["type"]), c["nullable"], c["default"]) for c in inspector.get_columns(table)],
+            # by name: what a later revision adds stands last
+            sorted(
+                (c["name"], str(c["type"]), c["nullable"], str(c["default"]))
+                for c in inspector.get_columns(table)
+            ),
+            sorted((u["name"] or "", u["column_names"]) for u in inspector.get_unique_constraints(table)),
         )
     return shape
 
@@ -132,6 +137,48 @@ def test_migrating_with_data_keeps_it_up_and_removes_it_down(empty_url: str) -> 
             conn.scalar(sa.select(sa.func.count()).select_from(table)) == 0
             for table in metadata.tables.values()
         )
+    database.dispose()
+
+
+_ATTEMPT = """INSERT INTO attempts (id, task_id, job_id, epoch, number, slot_id, node_id, state, started_at)
+    VALUES ('att_1', 'task_1', 'job_1', 1, 1, 'slot_1', 'node_1', 'done', 5.0)"""
+_EVENT = "INSERT INTO events (at, type, data) VALUES (6.0, 'job.state', '{}')"
+_FIRST_ROWS = (
+    "INSERT INTO projects (id, name, created_at) VALUES ('proj_1', 'show', 1.0)",
+    "INSERT INTO users (id, name, created_at) VALUES ('user_1', 'ada', 1.0)",
+    """INSERT INTO jobs (id, name, kind, project_id, user_id, labels, spec, state, created_at)
+       VALUES ('job_1', 'shot', 'render', 'proj_1', 'user_1', '{}', '{}', 'done', 2.0)""",
+    """INSERT INTO steps (id, job_id, position, name, engine, pool, state, payload, outputs, requires,
+       max_retries, no_progress_s) VALUES
+       ('step_1', 'job_1', 0, 'render', 'mitsuba', 'render', 'done', '{}', '[]', '{}', 2, 60.0)""",
+    "INSERT INTO tasks (id, step_id, position, state) VALUES ('task_1', 'step_1', 0, 'done')",
+    _ATTEMPT,
+    _EVENT,
+)
+"""A little of everything that the second revision touches, as the first one had it."""
+
+
+def test_the_first_tables_with_data_are_brought_up_and_down_again(empty_url: str) -> None:
+    migrate.upgrade(empty_url, "0001")
+    database = Database(empty_url)
+    with database.write() as conn:
+        for statement in _FIRST_ROWS:
+            conn.execute(sa.text(statement))
+    migrate.upgrade(empty_url)
+    with database.write() as conn:
+        assert tuple(conn.execute(sa.text("SELECT name, reserved FROM projects")).one()) == ("show", False)
+        # an id that was given once is not given again
+        for table, again in (("attempts", _ATTEMPT), ("events", _EVENT)):
+            conn.execute(sa.text(f"DELETE FROM {table}"))
+            conn.execute(sa.text(again))
+        assert conn.scalar(sa.text("SELECT serial FROM attempts")) == 2
+        assert conn.scalar(sa.text("SELECT id FROM events")) == 2
+    migrate.downgrade(empty_url, "0001")
+    with database.read() as conn:
+        assert conn.scalar(sa.text("SELECT name FROM projects")) == "show"
+        assert tuple(conn.execute(sa.text("SELECT id, task_id FROM attempts")).one()) == ("att_1", "task_1")
+        assert "reserved" not in {c["name"] for c in sa.inspect(conn).get_columns("projects")}
+    migrate.upgrade(empty_url)
     database.dispose()
 
 
