@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections import deque
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import psutil
@@ -143,9 +144,8 @@ class Child:
     def renderer(self) -> int:
         """Process id of the renderer itself: the innermost descendant, below what confines it."""
         pid = self.pid
-        with contextlib.suppress(psutil.Error):
-            while children := psutil.Process(pid).children():
-                pid = children[0].pid
+        while children := _children(pid):
+            pid = children[0]
         return pid
 
     def describe(self) -> str:
@@ -158,12 +158,12 @@ class Child:
 
     def resident(self) -> int:
         """Memory that the child and all its descendants hold, in bytes."""
-        total = 0
-        with contextlib.suppress(psutil.Error):
-            root = psutil.Process(self.pid)
-            for process in [root, *root.children(recursive=True)]:
-                with contextlib.suppress(psutil.Error):
-                    total += process.memory_info().rss
+        total, waiting = 0, [self.pid]
+        while waiting:
+            pid = waiting.pop()
+            with contextlib.suppress(psutil.Error):
+                total += psutil.Process(pid).memory_info().rss
+            waiting += _children(pid)
         self._peak = max(self._peak, total)
         return total
 
@@ -187,6 +187,19 @@ class Child:
                 if stream:
                     stream.close()
         self.bounds.remove()
+
+
+def _children(pid: int) -> list[int]:
+    """Children of a process. The kernel's own list where it keeps one: asking every process takes long."""
+    try:
+        tasks = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
+    except OSError:
+        return []
+    if tasks:
+        return [int(child) for text in tasks for child in text.split()]
+    with contextlib.suppress(psutil.Error):
+        return [child.pid for child in psutil.Process(pid).children()]
+    return []
 
 
 def _write_all(fd: int, data: bytes) -> None:
