@@ -93,7 +93,9 @@ class Child:
             self._pump(wait, log)
             if self._answers:
                 break
-            if self._open == 0:
+            # a grandchild may hold the pipes open long after the renderer has gone
+            gone = not self.alive() and not self._selector.select(0)
+            if self._open == 0 or gone:
                 raise ChildDied(self._obituary())
             if time.monotonic() >= deadline:
                 return None

@@ -25,6 +25,7 @@ class Session:
         self._number: int | None = None
         self._layers = 1
         self._said = 0.0
+        self._told = 0.0
         self._cancelled = False
 
     def handle(self, op: str, request: dict[str, Any]) -> dict[str, Any]:
@@ -58,6 +59,7 @@ class Session:
     def _frame(self, request: dict[str, Any]) -> dict[str, Any]:
         scene = self._ready()
         self._number, self._cancelled = request["number"], False
+        self._said = self._told = 0.0
         try:
             files = pictures.render(
                 self._bpy, scene, request["number"], request["outputs"], Path(request["folder"])
@@ -88,14 +90,15 @@ class Session:
         return self._scene
 
     def _on_stats(self, stats: Any, *_: Any) -> None:
-        now = time.monotonic()
-        if self._number is None or not isinstance(stats, str) or now - self._said < _EVENT_INTERVAL_S:
+        found = _SAMPLES.search(stats) if self._number is not None and isinstance(stats, str) else None
+        if found is None:
             return
-        found = _SAMPLES.search(stats)
-        if found:
-            self._said = now
-            done, total = (int(group) for group in found.groups() if group is not None)
-            fraction = min(1.0, done / max(1, total))
+        now = time.monotonic()
+        done, total = (int(group) for group in found.groups() if group is not None)
+        fraction = min(1.0, done / max(1, total))
+        # Cycles reports seldom once it knows its pace: no step of a hundredth is left out
+        if done and (now - self._said >= _EVENT_INTERVAL_S or fraction - self._told >= 0.01):
+            self._said, self._told = now, fraction
             self._send("progress", number=self._number, fraction=fraction, text=stats[:200])
 
     def _on_cancel(self, *_: Any) -> None:
