@@ -73,8 +73,8 @@ def read_pattern(text: str) -> str:
 FrameRate = Annotated[str, BeforeValidator(_text), AfterValidator(read_fps)]
 
 
-class FilmSettings(Model):
-    """How frames become a film."""
+class FilmLook(Model):
+    """How frames become a film, but for its frame rate."""
 
     formats: list[Container] = Field(
         default=["mp4"],
@@ -85,7 +85,6 @@ class FilmSettings(Model):
     codec: Codec | None = Field(
         default=None, description="h264 (in mp4), vp9 or av1 (in webm). Left out: h264 for mp4, vp9 for webm."
     )
-    fps: FrameRate = Field(default="24", description="Frames per second, a whole number or a fraction.")
     quality: Literal["draft", "good", "high"] = Field(
         default="good", description="Preset of speed and constant quality; see `crf` for a number."
     )
@@ -158,6 +157,12 @@ class FilmSettings(Model):
             f"{cropped[0]}x{cropped[1]} and {padded[0]}x{padded[1]}. Or set odd_size to pad or crop, or "
             "pixel_format to yuv444p"
         )
+
+
+class FilmSettings(FilmLook):
+    """How frames become a film."""
+
+    fps: FrameRate = Field(default="24", description="Frames per second, a whole number or a fraction.")
 
 
 class Sequence(Model):

@@ -1,0 +1,87 @@
+"""Versions of models: a folder's files by hash, and what the folder says about itself.
+
+A version is named by its digest and never changes; an alias (``wan2.1-1.3b``) points at one version at a
+time. Only safetensors are weights here. The farm's database keeps the documents (:mod:`farm.models`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from farm.errors import PermanentFailure
+from jobs.fields import Model
+from jobs.video.facts import Facts
+
+Lookup = Callable[[str], Mapping[str, Any] | None]
+"""From ``name`` or ``name@digest`` to the document of a version, ``None`` where there is none."""
+WEIGHTS: Final = ".safetensors"
+
+
+class ModelFile(Model):
+    """One file of a version."""
+
+    path: str
+    """Relative to the folder, with forward slashes."""
+    bytes: int
+    sha256: str
+
+
+class ModelVersion(Model):
+    """One immutable version; its document in the database is this model as JSON."""
+
+    name: str
+    digest: str
+    folder: str
+    """Absolute path; the same on every node (shared storage), as the store is."""
+    remote_code: bool = False
+    """An administrator allowed the Python that the folder brings."""
+    files: list[ModelFile]
+    facts: Facts
+
+    @property
+    def label(self) -> str:
+        """``name@digest``, shortened: how it is written for people and in specs."""
+        return f"{self.name}@{self.digest[:12]}"
+
+
+def digest_of(files: Iterable[ModelFile]) -> str:
+    """The version's digest: SHA-256 over ``sha256␠␠path\\n`` of every file, by path.
+
+    The same as that of ``sha256sum`` run over the sorted files, piped into ``sha256sum``.
+    """
+    lines = (f"{file.sha256}  {file.path}\n" for file in sorted(files, key=lambda f: f.path))
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def check_folder(folder: Path, files: Iterable[ModelFile], *, hashes: bool) -> None:
+    """Check that a folder still holds a version: every file there, of its size, and of its hash if asked.
+
+    Raises :class:`farm.errors.PermanentFailure` that names the first files that are not as they were.
+    """
+    wrong = []
+    for file in files:
+        path = folder / file.path
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            wrong.append(f"{file.path} ({error.strerror})")
+            continue
+        if size != file.bytes:
+            wrong.append(f"{file.path} (has {size:,} bytes, not {file.bytes:,})")
+        elif hashes and hash_file(path) != file.sha256:
+            wrong.append(f"{file.path} (its contents changed)")
+    if wrong:
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise PermanentFailure(
+            f"the model folder {folder} is not what was added: {', '.join(wrong[:3])}{more}; "
+            "put the files back, or add the folder again as a new version"
+        )
+
+
+def hash_file(path: Path) -> str:
+    """SHA-256 of a file, read in pieces of 1 MiB."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
