@@ -8,7 +8,6 @@ touches CUDA.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import selectors
 import signal
@@ -16,29 +15,30 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from pathlib import Path
 
 import sqlalchemy as sa
 import structlog
 
 from farm import events
 from farm.broker.wakes import Wakes
-from farm.errors import Conflict, InvalidInput, Unavailable
+from farm.errors import InvalidInput, Unavailable
 from farm.ids import new_id
 from farm.settings import Settings
 from farm.settings import settings as read_settings
 from gpu_pinning import Fence, PinningError, prepare_delegation
-from workers.auditing import Auditor, Subject
+from workers.auditing import Auditor
 from workers.findings import FindingsDesk
 from workers.guarding import Guarding
 from workers.link import DatabaseLink
-from workers.managed_slot import ManagedSlot, NodeFolders, Pulse
+from workers.managed_slot import ManagedSlot
 from workers.node_config import NodeConfig, read_node_config
+from workers.node_folders import NodeFolders, lock_node
 from workers.orders import Circumstances, order
 from workers.placement import Seating, device_of, keep_plan, move_planned_interrupts, seat, tell_plan
 from workers.preemption import Preemption
 from workers.processes import become_subreaper, end_strays
 from workers.reseating import Reseating, without_ours
+from workers.slot_views import SlotViews
 
 log = structlog.get_logger(__name__)
 _LOOK_S = 0.1
@@ -57,8 +57,9 @@ class Agent:
         self._config = config
         self._seating = seating
         self._folders = NodeFolders.of(settings, config.name, config.wishes.paths)
-        self._lock_fd = _lock_node(self._folders.lock, config.name)
+        self._lock_fd = lock_node(self._folders.lock, config.name)
         self._slots: dict[str, ManagedSlot] = {}
+        self._views = SlotViews(self._slots)
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector.register(self._wake_read, selectors.EVENT_READ, None)
@@ -72,16 +73,15 @@ class Agent:
             seating,
             self._folders,
             new_id("node"),
-            serials=self._serials,
-            pulses=self._pulses,
-            progress=self._progress,
-            living=self._living,
+            self._views,
             notify=self._notify,
             wake=self._wakes.wake,
         )
         self._reseating: Reseating | None = None
         self._replan_wanted = False
-        self._auditor = Auditor(lambda: self._seating, self._subjects, self._notify, settings.audit_every_s)
+        self._auditor = Auditor(
+            lambda: self._seating, self._views.subjects, self._notify, settings.audit_every_s
+        )
         self._desk = FindingsDesk(self._link, self._retire)
         self._guard = Guarding(seating, self._folders, self._link, self._notify)
         self._preemption = Preemption(
@@ -235,7 +235,7 @@ class Agent:
             if config.name != self._config.name:
                 raise InvalidInput("name: a running node keeps its name; stop the agent to change it")
             seats = {slot.name: slot.seat for slot in self._slots.values()}
-            pids = {pid for subject in self._subjects() for pid in subject.fence.pids(subject.pid)}
+            pids = {pid for subject in self._views.subjects() for pid in subject.fence.pids(subject.pid)}
             wanted = seat(config, lambda machine: without_ours(machine, seats, pids))
         except (InvalidInput, PinningError) as error:
             log.error("farm.toml is not applied; the plan that runs stays", error=str(error))
@@ -285,6 +285,7 @@ class Agent:
 
     def _begin_stop(self) -> None:
         self._stopping_at = time.monotonic()
+        self._views.leaving = True
         log.info("stopping: slots park their tasks")
         self._guard.release()
         for slot in self._slots.values():
@@ -325,43 +326,6 @@ class Agent:
         os.close(self._lock_fd)
 
     # --- for the threads ----------------------------------------------------------------------------
-
-    def _subjects(self) -> list[Subject]:
-        found = []
-        for slot in list(self._slots.values()):
-            process, reading = slot.process, slot.reading
-            pid = process.slot_pid if process is not None and slot.launch_seen and not slot.killed else None
-            idle = reading is not None and reading.ready and not reading.serial
-            found.append(Subject(slot.slot_id, slot.fence, pid, idle and not slot.leaving))
-        return found
-
-    def _serials(self) -> dict[str, int]:
-        found = {}
-        for slot in list(self._slots.values()):
-            serial = slot.present_serial()
-            if serial:
-                found[slot.slot_id] = serial
-        return found
-
-    def _pulses(self) -> dict[str, Pulse]:
-        now = time.monotonic()
-        found = {slot.slot_id: slot.pulse(now) for slot in list(self._slots.values())}
-        return {slot_id: pulse for slot_id, pulse in found.items() if pulse is not None}
-
-    def _living(self) -> dict[str, tuple[str, int]]:
-        """``(incarnation, pid)`` of slots that have told the database that they are ready, and still run."""
-        if self._stopping_at is not None:
-            return {}
-        found = {}
-        for slot in list(self._slots.values()):
-            reading = slot.reading
-            if slot.process is not None and not slot.killed and reading is not None and reading.ready:
-                found[slot.slot_id] = (slot.incarnation, reading.pid)
-        return found
-
-    def _progress(self) -> dict[int, float]:
-        readings = [slot.reading for slot in list(self._slots.values())]
-        return {reading.serial: reading.fraction for reading in readings if reading and reading.serial}
 
     def _notify(self) -> None:
         try:
@@ -423,19 +387,6 @@ def run_agent(settings: Settings, config: NodeConfig | None = None) -> int:
         raise Unavailable(f"this machine's slots cannot be planned: {error}") from error
     tell_plan(seating)
     return Agent(settings, seating).run()
-
-
-def _lock_node(path: Path, name: str) -> int:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(fd)
-        raise Conflict(
-            f"an agent of node {name!r} runs already with this data folder: stop it, or give this node "
-            "another name in farm.toml"
-        ) from None
-    return fd
 
 
 if __name__ == "__main__":

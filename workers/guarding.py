@@ -41,7 +41,8 @@ from workers.placement import Seating
 
 if TYPE_CHECKING:
     from workers.link import DatabaseLink
-    from workers.managed_slot import ManagedSlot, NodeFolders
+    from workers.managed_slot import ManagedSlot
+    from workers.node_folders import NodeFolders
     from workers.processes import SlotProcess
 
 log = structlog.get_logger(__name__)

@@ -36,13 +36,13 @@ from workers.load_turn import load_turn
 from workers.logs import AttemptLog
 from workers.patience import patiently
 from workers.phases import PhaseClock
+from workers.room import Room
 from workers.verify import verify
 
 T = TypeVar("T")
 _RESULT_MAX = 1_000_000
 _PREVIEW_EVERY_S = 0.25
 _PREVIEW_MAX = 8 * 2**20
-_RESERVE_POLL_S = 0.25
 
 
 class SlotHost:
@@ -66,6 +66,9 @@ class SlotHost:
         self._wanted = FrameRange.parse(task.frames) if task.frames else None
         self._outputs = {str(output["name"]): output for output in task.outputs}
         self._published: set[int] = set()
+        identity = bench.identity
+        self._owner = Owner(task.task_id, task.epoch, task.attempt_id, identity.node_id, identity.slot_id)
+        self._room = Room(self._owner, bench.control, self._clock, self.check, self.log, self._write)
         self._fraction: float | None = None
         self._previewed_at = 0.0
         self.warm: list[str] | None = None
@@ -194,18 +197,10 @@ class SlotHost:
 
     def save(self, path: Path) -> None:
         """Keep this file as the checkpoint; see :meth:`jobs.engine.Host.save`."""
-        identity, task = self._bench.identity, self._task
         with self._clock.phase("write"):
             sha256, size = self._put(self._own(path))
-            saved = self._when_there_is_room(
-                size,
-                "store",
-                lambda conn: save_checkpoint(
-                    conn,
-                    Owner(task.task_id, task.epoch, task.attempt_id, identity.node_id, identity.slot_id),
-                    sha256,
-                    size,
-                ),
+            saved = self._room.wait(
+                size, "store", lambda conn: save_checkpoint(conn, self._owner, sha256, size)
             )
             if not saved:
                 self.alarm(FencedOff)
@@ -241,7 +236,7 @@ class SlotHost:
     @contextlib.contextmanager
     def reserve(self, nbytes: int, medium: Medium, purpose: str = "frame staging") -> Iterator[None]:
         """Hold a buffer in the ledger; see :meth:`jobs.engine.Host.reserve`."""
-        buffer_id = self._reserve(nbytes, medium, purpose)
+        buffer_id = self._room.reserve(nbytes, medium, purpose)
         try:
             yield
         finally:
@@ -317,15 +312,8 @@ class SlotHost:
 
     @contextlib.contextmanager
     def _load(self) -> Iterator[None]:
-        with load_turn(self._wait_for_turn), self._clock.phase("load"):
+        with load_turn(lambda: self._room.stand(0.02)), self._clock.phase("load"):
             yield
-
-    def _wait_for_turn(self) -> None:
-        # held by the farm, not idle: the limits stand still meanwhile
-        with self._clock.phase("held"):
-            self.check()
-            time.sleep(0.02)
-        self._bench.control.held(self._clock.held_s())
 
     def _store_frame_file(self, output: str, path: Path) -> tuple[FrameFileRecord, dict[str, Any]]:
         declared = self._outputs[output]
@@ -356,53 +344,6 @@ class SlotHost:
             return path
         return AssetFolder(self.scratch / "frames" / sha256[:2], {sha256: sha256}, self._bench.store).file(
             sha256
-        )
-
-    def _reserve(self, nbytes: int, medium: Medium, purpose: str) -> str:
-        identity, task = self._bench.identity, self._task
-        return self._when_there_is_room(
-            nbytes,
-            medium,
-            lambda conn: ledger.reserve(
-                conn,
-                identity.node_id,
-                identity.slot_id,
-                medium,
-                nbytes,
-                purpose,
-                task_id=task.task_id,
-                attempt_id=task.attempt_id,
-                epoch=task.epoch,
-            ),
-        )
-
-    def _when_there_is_room(self, nbytes: int, medium: str, take: Callable[[sa.Connection], T | None]) -> T:
-        """What ``take`` gives once it is not ``None``: until then the node's budget is full."""
-        waiting = False
-        while True:
-            taken = self._write(take)
-            if taken is not None:
-                return taken
-            if not waiting:
-                waiting = True
-                self._say_waiting(nbytes, medium)
-            # held by the farm, not idle: the limits stand still meanwhile
-            with self._clock.phase("held"):
-                until = time.monotonic() + _RESERVE_POLL_S
-                while time.monotonic() < until:
-                    self.check()
-                    time.sleep(0.02)
-            self._bench.control.held(self._clock.held_s())
-
-    def _say_waiting(self, nbytes: int, medium: str) -> None:
-        identity = self._bench.identity
-        text = f"waiting for {nbytes:,} bytes of {medium}: the node's budget is full"
-        self.log.write(text)
-        self._bench.control.note(text)
-        self._write(
-            lambda conn: ledger.waiting(
-                conn, identity.node_id, identity.slot_id, medium, nbytes, self._task.task_id
-            )
         )
 
     def _write(self, action: Callable[[sa.Connection], T]) -> T:

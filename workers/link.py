@@ -10,24 +10,22 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
 
 import sqlalchemy as sa
 import structlog
 
-from farm import ledger
-from farm.db.connect import Database
 from farm.lifecycle import machines
 from farm.lifecycle.leases import extend
 from farm.settings import Settings
 from workers import repository
-from workers.managed_slot import Death, NodeFolders, Pulse
-from workers.obituary import lose_all, replay, report_death
-from workers.patience import is_passing
-from workers.placement import Seating, device_of, node_info
+from workers.managed_slot import Death
+from workers.node_folders import NodeFolders
+from workers.obituary import report_death
+from workers.patience import is_passing, open_impatient
+from workers.placement import Seating
+from workers.registration import Registration, register, register_plan
+from workers.slot_views import SlotViews
 
 log = structlog.get_logger(__name__)
 
@@ -43,16 +41,6 @@ class View:
     """Serials that slots are on although the database knows them as over."""
 
 
-@dataclass(frozen=True, slots=True)
-class Registration:
-    """Who we are in the database."""
-
-    node_id: str
-    incarnation: str
-    slots: dict[str, str]
-    """Slot ids by slot name."""
-
-
 class DatabaseLink:
     """See the module. ``notify`` is called from this thread whenever there is something new to look at."""
 
@@ -62,10 +50,7 @@ class DatabaseLink:
         seating: Seating,
         folders: NodeFolders,
         incarnation: str,
-        serials: Callable[[], dict[str, int]],
-        pulses: Callable[[], dict[str, Pulse]],
-        progress: Callable[[], dict[int, float]],
-        living: Callable[[], dict[str, tuple[str, int]]],
+        views: SlotViews,
         notify: Callable[[], None],
         wake: Callable[[str], object],
     ) -> None:
@@ -73,10 +58,7 @@ class DatabaseLink:
         self._seating = seating
         self._folders = folders
         self._incarnation = incarnation
-        self._serials = serials
-        self._pulses = pulses
-        self._progress = progress
-        self._living = living
+        self._views = views
         self._notify = notify
         self._wake = wake
         self._db = open_impatient(settings)
@@ -163,19 +145,10 @@ class DatabaseLink:
 
         def once() -> None:
             assert self.registration is not None
-            known = dict(self.registration.slots)
             with self._db.write() as conn:
-                machines.describe_node(conn, self.node_id, node_info(seating))
-                for slot in seating.plan.slots:
-                    if slot.name not in known:
-                        device = device_of(seating, slot)
-                        known[slot.name] = machines.register_slot(
-                            conn, self.node_id, slot.name, slot.pools, device
-                        )
-                for medium, size in (vram_budget(seating) | seating.config.budgets).items():
-                    ledger.set_budget(conn, self.node_id, medium, size)
+                slots = register_plan(conn, self.registration, seating)
             self._seating = seating
-            self.registration = replace(self.registration, slots=known)
+            self.registration = replace(self.registration, slots=slots)
 
         self._add("new plan", once)
 
@@ -245,7 +218,10 @@ class DatabaseLink:
 
     def _round(self) -> None:
         if self.registration is None:
-            self.registration = self._register()
+            self.registration = register(
+                self._db, self._settings, self._seating, self._folders, self._incarnation
+            )
+            self._wake("scheduler")
             return
         self._tell()
         if self._left:
@@ -279,7 +255,7 @@ class DatabaseLink:
         assert self.registration is not None
         node_id = self.registration.node_id
         # read before the query: what began after it is not missed in its answer
-        serials = self._serials()
+        serials = self._views.serials()
         with self._db.read() as conn:
             held = {task.serial: task for task in repository.held_tasks(conn, node_id)}
             rows = repository.slot_states(conn, node_id)
@@ -288,7 +264,7 @@ class DatabaseLink:
         fenced = frozenset(serial for serial in serials.values() if serial and serial not in held)
         self.view = View(held, states, node_state, fenced)
         self._show_the_living(rows)
-        fractions = self._progress()
+        fractions = self._views.progress()
         moved = [
             (task.task_id, task.epoch, fractions[serial])
             for serial, task in held.items()
@@ -300,7 +276,7 @@ class DatabaseLink:
 
     def _show_the_living(self, rows: dict[str, tuple[str, str | None]]) -> None:
         """The farm took this node for lost and its slots for dead, but they live: give them work again."""
-        for slot_id, (incarnation, pid) in self._living().items():
+        for slot_id, (incarnation, pid) in self._views.living().items():
             if rows.get(slot_id) == ("dead", None):
                 with self._db.write() as conn:
                     machines.slot_ready(conn, slot_id, incarnation, pid)
@@ -310,7 +286,7 @@ class DatabaseLink:
     def _extend(self) -> None:
         assert self.registration is not None
         node_id = self.registration.node_id
-        pulses = self._pulses()
+        pulses = self._views.pulses()
         mine = [
             (task.task_id, task.epoch)
             for task in self.view.held.values()
@@ -332,82 +308,3 @@ class DatabaseLink:
             log.exception("a death could not be reported", slot=death.slot_id)
             if death.spool.exists():
                 death.spool.rename(death.spool.with_suffix(".refused"))
-
-    def _replay_left(self, spool: Path) -> None:
-        slot_id = spool.name.split(".")[0]
-        try:
-            replay(self._db, self._settings, spool, slot_id)
-        except Exception as error:
-            if is_passing(error):
-                raise
-            log.exception("a spool could not be replayed", spool=spool.name)
-            spool.rename(spool.with_suffix(".refused"))
-
-    def _register(self) -> Registration:
-        settings = self._settings
-        budgets = (
-            {
-                "spool": settings.spool_budget,
-                "shm": settings.shm_budget,
-                "store": settings.store_budget,
-                "pinned": settings.pinned_budget,
-            }
-            | vram_budget(self._seating)
-            | self._seating.config.budgets
-        )
-        # an agent before us was killed: its slots are dead, but what they spooled still counts
-        for spool in sorted(self._folders.spool.glob("*.spool")):
-            self._replay_left(spool)
-        with self._db.write() as conn:
-            node_id = machines.register_node(
-                conn, self._seating.config.name, node_info(self._seating), self._incarnation
-            )
-            # in the same transaction, so that nobody sees this node alive with tasks that nobody runs
-            lose_all(conn, settings, repository.slot_states(conn, node_id))
-            slots = {
-                slot.name: machines.register_slot(
-                    conn, node_id, slot.name, slot.pools, device_of(self._seating, slot)
-                )
-                for slot in self._seating.plan.slots
-            }
-            machines.retire_slots(conn, node_id, keep=list(slots.values()))
-            for medium, size in budgets.items():
-                ledger.set_budget(conn, node_id, medium, size)
-        self._wake("scheduler")
-        return Registration(node_id, self._incarnation, slots)
-
-
-def vram_budget(seating: Seating) -> dict[str, int]:
-    """Video memory that the slots may reserve: that of their GPUs and MIG instances, each counted once."""
-    sizes: dict[str, int] = {}
-    for slot in seating.plan.slots:
-        if slot.mig:
-            sizes[slot.mig] = seating.memory_bytes(slot)
-        else:
-            sizes |= {uuid: seating.machine.gpu(uuid).memory_bytes for uuid in slot.gpus}
-    return {"vram": sum(sizes.values())} if sizes else {}
-
-
-def open_impatient(settings: Settings) -> Database:
-    """A database whose statements wait for a lock only so long, and which notices a dead network."""
-    url = sa.engine.make_url(settings.resolved_database_url)
-    wait_ms = int(settings.lease_lock_wait_s * 1000)
-    if url.get_backend_name() == "postgresql":
-        url = url.update_query_dict(
-            {
-                "options": f"-c lock_timeout={wait_ms} -c statement_timeout={wait_ms * 2}",
-                "tcp_user_timeout": str(wait_ms * 2),
-                "keepalives_idle": "5",
-                "keepalives_interval": "2",
-                "keepalives_count": "3",
-            }
-        )
-    db = Database(url.render_as_string(hide_password=False), pool_size=2)
-    if db.is_sqlite:
-
-        def impatient(dbapi_connection: Any, record: Any) -> None:
-            with suppress(Exception):
-                dbapi_connection.execute(f"PRAGMA busy_timeout = {wait_ms}")
-
-        sa.event.listen(db.engine, "connect", impatient)
-    return db

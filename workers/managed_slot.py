@@ -15,39 +15,16 @@ from typing import Any
 from farm.ids import new_id
 from farm.settings import Settings
 from gpu_pinning import Fence, SlotPlan
-from gpu_pinning.wishes import Paths
 from workers.bench import SlotIdentity
 from workers.control import AgentControl, Command, Reading
 from workers.limits import Limits
+from workers.node_folders import NodeFolders
 from workers.processes import ExitNote, SlotProcess
 
 _OUTPUT_MAX = 5 * 2**20
 _BACKOFF_S = (0.0, 0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 _SETTLED_S = 30.0
 _SOURCE = Path(__file__).resolve().parents[1]
-
-
-@dataclass(frozen=True, slots=True)
-class NodeFolders:
-    """Folders of one node on its own disk."""
-
-    control: Path
-    spool: Path
-    scratch: Path
-    output: Path
-    fence: Path
-    lock: Path
-
-    @classmethod
-    def of(cls, settings: Settings, node_name: str, paths: Paths) -> NodeFolders:
-        """Make them. Nodes that share a data folder do not share these. ``paths`` are those of farm.toml."""
-        run = settings.run_dir / "nodes" / node_name
-        spool = Path(paths.spool) if paths.spool else settings.data / "spool"
-        scratch = Path(paths.work) / node_name / "scratch" if paths.work else run / "scratch"
-        folders = cls(run, spool / node_name, scratch, run / "output", run / "fence", run / "lock")
-        for folder in (folders.control, folders.spool, folders.scratch, folders.output, folders.fence):
-            folder.mkdir(parents=True, exist_ok=True)
-        return folders
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,9 +221,7 @@ class ManagedSlot:
             return None
         return Pulse(0.0 if process.frozen else now - self.beat_moved_at, *reading.claimed)
 
-    def tell(
-        self, command: Command, reason: str, grace_s: float | None, now: float, duty: int = 100
-    ) -> None:
+    def tell(self, command: Command, reason: str, grace_s: float | None, now: float, duty: int = 100) -> None:
         """Ask something of the attempt that the slot is on; kill it when it has not ended after the grace."""
         if self.control is None or self.reading is None or self.reading.serial == 0:
             return

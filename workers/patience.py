@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from contextlib import suppress
+from typing import Any, TypeVar
 
+import sqlalchemy as sa
 import structlog
 from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from farm.db.connect import Database
+from farm.settings import Settings
 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
@@ -49,3 +54,28 @@ def patiently(
                     raise
                 time.sleep(min(0.05, left))
             wait_s = min(most_wait_s, wait_s * 2)
+
+
+def open_impatient(settings: Settings) -> Database:
+    """A database whose statements wait for a lock only so long, and which notices a dead network."""
+    url = sa.engine.make_url(settings.resolved_database_url)
+    wait_ms = int(settings.lease_lock_wait_s * 1000)
+    if url.get_backend_name() == "postgresql":
+        url = url.update_query_dict(
+            {
+                "options": f"-c lock_timeout={wait_ms} -c statement_timeout={wait_ms * 2}",
+                "tcp_user_timeout": str(wait_ms * 2),
+                "keepalives_idle": "5",
+                "keepalives_interval": "2",
+                "keepalives_count": "3",
+            }
+        )
+    db = Database(url.render_as_string(hide_password=False), pool_size=2)
+    if db.is_sqlite:
+
+        def impatient(dbapi_connection: Any, record: Any) -> None:
+            with suppress(Exception):
+                dbapi_connection.execute(f"PRAGMA busy_timeout = {wait_ms}")
+
+        sa.event.listen(db.engine, "connect", impatient)
+    return db

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 import structlog
 
 from gpu_pinning import Change, Fence, SlotPlan, Topology, diff_plans
-from workers.managed_slot import ManagedSlot, NodeFolders
+from workers.managed_slot import ManagedSlot
+from workers.node_folders import NodeFolders
 from workers.placement import Seating, device_of
 
 log = structlog.get_logger(__name__)

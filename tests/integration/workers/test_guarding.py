@@ -17,8 +17,8 @@ from gpu_pinning.guard.decide import Rung
 from gpu_pinning.guard.loop import FarmLoad, Hold
 from workers.guarding import Guarding
 from workers.link import View
-from workers.managed_slot import NodeFolders
 from workers.node_config import NodeConfig
+from workers.node_folders import NodeFolders
 from workers.placement import Seating
 from workers.processes import SlotProcess
 

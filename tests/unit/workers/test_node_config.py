@@ -12,9 +12,9 @@ from gpu_pinning import Wishes, make_plan
 from gpu_pinning.group import Setting
 from gpu_pinning.machine import Topology
 from tests.unit.gpu_pinning.trees import recorded
-from workers.link import vram_budget
 from workers.node_config import NodeConfig, read_node_config
 from workers.placement import Seating, device_of, node_info
+from workers.registration import vram_budget
 
 
 def seating(machine: Topology, text: str = "") -> Seating:

@@ -1,0 +1,52 @@
+"""The folders of one node on its own disk, and the lock that keeps a second agent out of them."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from farm.errors import Conflict
+from farm.settings import Settings
+from gpu_pinning.wishes import Paths
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFolders:
+    """Folders of one node on its own disk."""
+
+    control: Path
+    spool: Path
+    scratch: Path
+    output: Path
+    fence: Path
+    lock: Path
+
+    @classmethod
+    def of(cls, settings: Settings, node_name: str, paths: Paths) -> NodeFolders:
+        """Make them. Nodes that share a data folder do not share these. ``paths`` are those of farm.toml."""
+        run = settings.run_dir / "nodes" / node_name
+        spool = Path(paths.spool) if paths.spool else settings.data / "spool"
+        scratch = Path(paths.work) / node_name / "scratch" if paths.work else run / "scratch"
+        folders = cls(run, spool / node_name, scratch, run / "output", run / "fence", run / "lock")
+        for folder in (folders.control, folders.spool, folders.scratch, folders.output, folders.fence):
+            folder.mkdir(parents=True, exist_ok=True)
+        return folders
+
+
+def lock_node(path: Path, name: str) -> int:
+    """Lock a node for one agent; the open file that holds the lock.
+
+    Raises :class:`farm.errors.Conflict` where another agent of that name has it.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        raise Conflict(
+            f"an agent of node {name!r} runs already with this data folder: stop it, or give this node "
+            "another name in farm.toml"
+        ) from None
+    return fd
