@@ -24,7 +24,10 @@ def choose_gpus(board: Board, wish: SlotWish, name: str) -> list[Gpu] | Refusal:
                 else Refusal(wish=where, reason="", fix="")
             )
         if wish.mps_percent:
-            return gpus if (bad := _may_share(board, wish, gpus[0], where)) is None else bad
+            bad = _may_share(board, wish, gpus[0], where)
+            if bad is None and gpus[0].uuid in board.busy:
+                board.notes.append(f"slot {name} shares GPU {gpus[0].pci}: {board.busy[gpus[0].uuid]}")
+            return bad or gpus
         for gpu in gpus:
             if gpu.uuid in board.taken:
                 return Refusal(
@@ -138,6 +141,12 @@ def _may_share(board: Board, wish: SlotWish, gpu: Gpu, where: str) -> Refusal | 
             wish=where,
             reason=f"GPU {gpu.pci} belongs to {', '.join(strangers)}",
             fix=f'if it really may be shared (class C): share_with = "{strangers[0]}"',
+        )
+    if wish.mps_percent and gpu.mig_enabled:
+        return Refusal(
+            wish=where,
+            reason=f"GPU {gpu.pci} is in MIG mode",
+            fix="ask for one of its instances with mig, or name a GPU that is not",
         )
     if wish.mps_percent and any(
         gpu.uuid in slot.gpus and slot.kind != "mps" for slot in board.slots.values()

@@ -21,8 +21,10 @@ def interrupt_moves(board: Board, slots: list[SlotPlan]) -> tuple[InterruptMove,
         if not hit or line.device in own:
             continue
         device = board.machine.pci_of.get(line.device or "")
-        near = set(board.machine.node_of[device.node].cpus) if device and device.node is not None else spare
-        target = (spare & near) or spare or (set(board.machine.allowed_cpus) - kept)
+        home = board.machine.node_of.get(device.node) if device and device.node is not None else None
+        near = set(home.cpus) if home is not None else spare
+        online = set(board.machine.core_of) & board.machine.allowed_set
+        target = (spare & near) or spare or (online - kept)
         if target:
             names = ", ".join(n.name for n in guarded if hit & set(n.cpus))
             moves.append(

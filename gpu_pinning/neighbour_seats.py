@@ -12,35 +12,24 @@ from gpu_pinning.plan import NeighbourPlan
 from gpu_pinning.wishes import NeighbourWish
 
 _CORES_PER_GPU = 4
+# Seating a running server off the cores that it is held to would give those to slots.
+_ELSEWHERE = 1000
+_ONE_EACH = "declare one neighbour per server, each with its own GPUs or MIG instances"
 
 
 def seat_neighbour(board: Board, wish: NeighbourWish) -> None:
-    gpus = board.named_gpus(f"neighbours.{wish.name}.gpus", wish.gpus)
+    """Give a declared server its GPUs and cores, or refuse it with the reason."""
+    gpus = _instances_owners(board, wish) if wish.mig else _whole_gpus(board, wish)
     if gpus is None:
         return
-    mig = []
-    for uuid in wish.mig:
-        owner = next((g for g in board.machine.gpus for m in g.mig if m.uuid == uuid), None)
-        if owner is None:
-            board.refuse(f"neighbours.{wish.name}.mig", f"no MIG instance {uuid} here", "see `farm topology`")
-            return
-        mig.append(uuid)
-        gpus.append(owner)
-    double = [gpu.pci for gpu in gpus if gpu.uuid in board.taken and not wish.mig]
-    if double:
-        board.refuse(
-            f"neighbours.{wish.name}.gpus",
-            f"GPU {', '.join(double)} is another neighbour's",
-            "declare one neighbour per server, each with its own GPUs or MIG instances",
-        )
-        return
-    cores = _cores(board, wish, gpus)
+    mig = wish.mig
+    found = _match(board, wish, gpus)
+    cores = _cores(board, wish, gpus, found)
     if cores is None:
         return
     board.taken |= {gpu.uuid for gpu in gpus} | set(mig)
     board.cores.take(cores)
     cpus = wish.cores if isinstance(wish.cores, tuple) else board.cores.cpus(cores)
-    found = _match(board, wish, gpus)
     fence = "declared" if isinstance(wish.cores, tuple) else "none"
     if found is not None:
         fence = "observed" if set(found.cpus) <= set(cpus) else "none"
@@ -51,7 +40,7 @@ def seat_neighbour(board: Board, wish: NeighbourWish) -> None:
             role=wish.role,
             gpus=tuple(gpu.uuid for gpu in gpus),
             pci=tuple(gpu.pci for gpu in gpus),
-            mig=tuple(mig),
+            mig=mig,
             cores=tuple(sorted(cores)),
             cpus=cpus,
             nodes=board.nodes_of(cores),
@@ -66,7 +55,38 @@ def seat_neighbour(board: Board, wish: NeighbourWish) -> None:
     )
 
 
-def _cores(board: Board, wish: NeighbourWish, gpus: list[Gpu]) -> set[int] | None:
+def _whole_gpus(board: Board, wish: NeighbourWish) -> list[Gpu] | None:
+    where = f"neighbours.{wish.name}.gpus"
+    gpus = board.named_gpus(where, wish.gpus)
+    if gpus and (double := [gpu.pci for gpu in gpus if gpu.uuid in board.taken]):
+        board.refuse(where, f"GPU {', '.join(double)} is another neighbour's", _ONE_EACH)
+        return None
+    return gpus
+
+
+def _instances_owners(board: Board, wish: NeighbourWish) -> list[Gpu] | None:
+    """The GPUs on which the wished MIG instances lie, each once."""
+    where = f"neighbours.{wish.name}.mig"
+    whole = {uuid for other in board.neighbours if not other.mig for uuid in other.gpus}
+    gpus: list[Gpu] = []
+    for number, uuid in enumerate(wish.mig):
+        owner = next((g for g in board.machine.gpus for m in g.mig if m.uuid == uuid), None)
+        if owner is None:
+            board.refuse(where, f"no MIG instance {uuid} here", "see `farm topology`")
+        elif uuid in wish.mig[:number]:
+            board.refuse(where, f"{uuid} is named twice", "name each instance once")
+        elif uuid in board.taken or owner.uuid in whole:
+            board.refuse(where, f"MIG instance {uuid} is another neighbour's", _ONE_EACH)
+        else:
+            gpus += [owner] if owner not in gpus else []
+            continue
+        return None
+    return gpus
+
+
+def _cores(
+    board: Board, wish: NeighbourWish, gpus: list[Gpu], found: ObservedNeighbour | None
+) -> set[int] | None:
     where = f"neighbours.{wish.name}.cores"
     if isinstance(wish.cores, tuple):
         cores, bad = board.cores.of_cpus(wish.cores)
@@ -81,16 +101,29 @@ def _cores(board: Board, wish: NeighbourWish, gpus: list[Gpu]) -> set[int] | Non
             board.refuse(where, f"CPUs {cpus} are another neighbour's", "give each neighbour its own cores")
             return None
         return cores
+    held = _held(board, found)
+    if wish.cores is None and 0 < len(held) <= len(board.cores.usable) // 2:
+        return held
     number = wish.cores or min(_CORES_PER_GPU * max(1, len(gpus)), max(1, len(board.cores.free) // 2))
     home = {gpu.node for gpu in gpus if gpu.node is not None}
     # For a server that is not started by the farm isolated cores are good places, but it must ask for
     # them.
-    chosen = board.cores.choose(number, lambda core: board.distance(core, home))
+    chosen = board.cores.choose(
+        number, lambda core: board.distance(core, home) + _ELSEWHERE * bool(held and core not in held)
+    )
     if chosen is None:
         left = len(board.cores.for_slots())
         board.refuse(where, f"wants {number} cores and {left} are free", "ask for fewer")
         return None
     return set(chosen)
+
+
+def _held(board: Board, found: ObservedNeighbour | None) -> set[int]:
+    """Free cores to which a server that was seen is held already; none where nothing holds it."""
+    if found is None or found.whole_machine:
+        return set()
+    cores, _ = board.cores.of_cpus(found.cpus)
+    return cores & (board.cores.free | set(board.cores.system))
 
 
 def _match(board: Board, wish: NeighbourWish, gpus: list[Gpu]) -> ObservedNeighbour | None:

@@ -49,8 +49,18 @@ def make_plan(
     board.meant = [(n, Place(machine, n.gpus, n.cpus, n.nodes)) for n in board.neighbours]
     board.price = {core.id: board.core_price(core.id) for core in machine.cores}
     wanted = wishes.slots or default_slots()
-    for wish in sorted(wanted, key=_order):
-        _slot_wish(board, wish)
+    if board.refusals:
+        # A slot could sit on the very GPU or cores of a neighbour whose place is not known.
+        board.refuse(
+            "slots", "none is placed while a neighbour has no place", "mend or remove that neighbour first"
+        )
+    else:
+        for wish in sorted(wanted, key=_order):
+            _slot_wish(board, wish)
+        if not board.slots and not board.refusals:
+            board.refuse(
+                "slots", _why_none(board), "leave cores to slots: fewer system_cores, fewer for neighbours"
+            )
     rank = {wish.name: number for number, wish in enumerate(wanted)}
     slots = sorted(board.slots.values(), key=lambda s: (rank[s.wish], _number(s.name)))
     order = {slot.name: number for number, slot in enumerate(slots)}
@@ -63,6 +73,14 @@ def make_plan(
         in_use=_in_use(board),
         notes=(*board.notes, *_core_notes(board)),
         spare_cpus=board.cores.cpus(board.cores.free),
+    )
+
+
+def _why_none(board: Board) -> str:
+    kept = {core for neighbour in board.neighbours for core in neighbour.cores}
+    return (
+        f"no slot has a place: of {len(board.cores.usable)} cores {len(kept)} are the neighbours', "
+        f"{len(board.cores.system)} the system's and {len(board.cores.isolated - kept)} isolated"
     )
 
 
@@ -90,7 +108,7 @@ def _slot_wish(board: Board, wish: SlotWish) -> None:
     made = 0
     while wish.count == "all" or made < wish.count:
         name = wish.name if wish.count == 1 else f"{wish.name}-{made}"
-        answer = _slot(board, wish, name)
+        answer = _slot(board, wish, name, may_share=wish.count != "all" or made == 0)
         if isinstance(answer, Refusal):
             # "all" is met by however many there are; for the default slots that may be none.
             if wish.count != "all" or (made == 0 and not board.implied):
@@ -99,7 +117,8 @@ def _slot_wish(board: Board, wish: SlotWish) -> None:
         made += 1
 
 
-def _slot(board: Board, wish: SlotWish, name: str) -> SlotPlan | Refusal:
+def _slot(board: Board, wish: SlotWish, name: str, *, may_share: bool) -> SlotPlan | Refusal:
+    """``may_share``: whether placement.share_cores counts for it. "All" ends where there is no free core."""
     gpus: list[Gpu] = []
     mig: MigInstance | None = None
     if wish.mig:
@@ -112,7 +131,7 @@ def _slot(board: Board, wish: SlotWish, name: str) -> SlotPlan | Refusal:
         if isinstance(chosen, Refusal):
             return chosen
         gpus = chosen
-    cores = _slot_cores(board, wish, name, gpus)
+    cores = _slot_cores(board, wish, name, gpus, may_share=may_share)
     if isinstance(cores, Refusal):
         return cores
     nodes = wish.memory_nodes or board.nodes_of(cores)
@@ -164,7 +183,8 @@ def _take(board: Board, slot: SlotPlan, wish: SlotWish, cores: set[int], nodes: 
     board.cores.of_slots.update(cores)
     if slot.mig:
         board.taken.add(slot.mig)
-    elif slot.kind == "gpu":
+    else:
+        # also of an MPS slot, which shares its GPU with other MPS slots alone
         board.taken |= set(slot.gpus)
     left = wish.memory or 0
     for node in nodes:
@@ -173,7 +193,9 @@ def _take(board: Board, slot: SlotPlan, wish: SlotWish, cores: set[int], nodes: 
         left -= part
 
 
-def _slot_cores(board: Board, wish: SlotWish, name: str, gpus: list[Gpu]) -> set[int] | Refusal:
+def _slot_cores(
+    board: Board, wish: SlotWish, name: str, gpus: list[Gpu], *, may_share: bool
+) -> set[int] | Refusal:
     where = f"slots.{name}.cores"
     if isinstance(wish.cores, tuple):
         cores, bad = board.cores.of_cpus(wish.cores)
@@ -197,15 +219,18 @@ def _slot_cores(board: Board, wish: SlotWish, name: str, gpus: list[Gpu]) -> set
         number = free  # a machine of one core still gets its CPU slot
     home = {gpu.node for gpu in gpus if gpu.node is not None}
     chosen = board.cores.choose(number, lambda core: board.price[core] + board.distance(core, home))
-    if chosen is None and board.wishes.placement.share_cores and free + len(board.cores.of_slots) > 0:
+    sharing_allowed = board.wishes.placement.share_cores and may_share
+    if chosen is None and sharing_allowed:
         used = board.cores.of_slots
         shared = sorted(board.cores.for_slots()) + sorted(used, key=lambda core: (used[core], core))
-        board.notes.append(f"slot {name} shares cores with other slots, as placement.share_cores allows")
-        return set(shared[:number])
+        if len(shared) >= (number if wish.cores else 1):
+            board.notes.append(f"slot {name} shares cores with other slots, as placement.share_cores allows")
+            return set(shared[:number])
     if chosen is None:
+        others = f" beside {len(board.cores.of_slots)} of other slots" if sharing_allowed else ""
         return Refusal(
             wish=where,
-            reason=f"wants {number} whole cores and {free} are free",
+            reason=f"wants {number} whole cores and {free} are free{others}",
             fix="ask for fewer cores or slots, or for fewer cores of the neighbours",
         )
     return set(chosen)

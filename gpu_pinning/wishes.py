@@ -144,6 +144,8 @@ class NeighbourWish(_Seated):
 
     @model_validator(mode="after")
     def _either(self) -> NeighbourWish:
+        if self.gpus and self.mig:
+            raise ValueError("has both gpus and mig; name whole GPUs, or MIG instances alone")
         if not self.gpus and not self.mig and self.cores is None:
             raise ValueError("has neither gpus, mig nor cores; say what the server uses")
         return self
@@ -246,6 +248,14 @@ class Wishes(_Strict):
             twice = sorted({name for name in names if names.count(name) > 1})
             if twice:
                 raise ValueError(f"{kind}: the name {twice[0]!r} stands twice; names are unique")
+        for slot in self.slots:
+            # The second slot of a name would take the first one's place, and its GPU with it.
+            clash = [s.name for s in self.slots if s.name != slot.name and _numbered(slot, s)]
+            if clash:
+                raise ValueError(
+                    f"slots: {slot.name!r} with count = {slot.count!r} makes slots called {slot.name}-0, "
+                    f"{slot.name}-1, …, and {clash[0]!r} may be one of them; rename it"
+                )
         known = [n.name for n in self.neighbours]
         for slot in self.slots:
             if slot.share_with and slot.share_with not in known:
@@ -267,11 +277,19 @@ class Wishes(_Strict):
         try:
             data = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
-            raise ConfigError(source, [("TOML", text.splitlines()[0] if text else "", str(error))]) from None
+            raise ConfigError(source, [("TOML", _line_of(error, text), str(error))]) from None
         try:
             return cls.model_validate(data)
         except ValidationError as error:
             raise ConfigError(source, _problems(error, data)) from None
+
+
+def _numbered(many: SlotWish, other: SlotWish) -> bool:
+    """Whether a slot of ``other`` may be called as one of ``many``'s numbered slots is."""
+    match = re.fullmatch(re.escape(many.name) + r"-(0|[1-9]\d*)", other.name)
+    if match is None or many.count == 1 or other.count != 1:
+        return False
+    return many.count == "all" or int(match[1]) < many.count
 
 
 def default_slots() -> tuple[SlotWish, ...]:
@@ -314,6 +332,13 @@ def _problems(error: ValidationError, data: dict[str, Any]) -> list[tuple[str, o
             found[field] = (field, value, fix)
     # Of a union, the member that got deepest into the value is the one that was meant.
     return [p for f, p in found.items() if not any(o != f and o.startswith(f + "[") for o in found)]
+
+
+def _line_of(error: tomllib.TOMLDecodeError, text: str) -> str:
+    """The line that a parse error tells of; the last one where it tells of the end."""
+    lines = text.splitlines() or [""]
+    match = re.search(r"at line (\d+)", str(error))
+    return lines[min(int(match[1]), len(lines)) - 1] if match else lines[-1]
 
 
 def _real_path(loc: tuple[int | str, ...], data: Any) -> list[int | str]:

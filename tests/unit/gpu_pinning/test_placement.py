@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpu_pinning import cpulist
+from gpu_pinning.machine import Topology
 from gpu_pinning.observed import ObservedNeighbour
 from gpu_pinning.placement import make_plan
 from gpu_pinning.plan import Plan, Sharing
@@ -309,6 +310,44 @@ def test_what_was_seen_counts_more_than_what_was_declared(cpus: str, fence: str,
         assert plan.neighbours[0].mend == expected
 
 
+def held(machine: Topology, cpus: str, gpu: int = 0) -> ObservedNeighbour:
+    """A server on one GPU of a machine whose threads may run on these CPUs."""
+    return ObservedNeighbour(
+        kind="vllm", pid=7, pids=(7,), model=None, role="decode", port=8000, gpus=(machine.gpus[gpu].uuid,),
+        cpus=cpulist.parse(cpus), whole_machine=False,
+    )  # fmt: skip
+
+
+def test_a_server_that_is_held_already_is_seated_where_it_is_held() -> None:
+    # 3b:00.0 is on node 0 (CPUs 0-15, 32-47), yet somebody holds its server to CPUs 20-23 and their siblings
+    # 52-55. No slot may be put there, and the nearer cores 0-3 are the slots'.
+    machine = recorded("permuted-minors")
+    wishes = Wishes.parse('[[neighbours]]\nname = "n"\ngpus = ["3b:00.0"]')
+    plan = make_plan(machine, wishes, [held(machine, "20-23,52-55")])
+    (neighbour,) = plan.neighbours
+    assert (cpulist.show(neighbour.cpus), neighbour.fence) == ("20-23,52-55", "observed")
+    assert not {20, 21, 22, 23, 52, 53, 54, 55} & {cpu for slot in plan.slots for cpu in slot.cpus}
+    assert "0" in {str(cpu) for slot in plan.slots for cpu in slot.cpus}
+
+
+def test_a_server_held_to_more_than_it_was_promised_is_narrowed_within_it() -> None:
+    machine = recorded("permuted-minors")
+    wishes = Wishes.parse('[[neighbours]]\nname = "n"\ngpus = ["3b:00.0"]\ncores = 2')
+    (neighbour,) = make_plan(machine, wishes, [held(machine, "20-23,52-55")]).neighbours
+    assert (cpulist.show(neighbour.cpus), neighbour.fence) == ("20-21,52-53", "none")
+    assert neighbour.mend == "taskset -acp 20-21,52-53 7"
+
+
+def test_a_server_held_to_most_of_the_machine_leaves_room_for_slots() -> None:
+    # 60 of 64 CPUs are more than half: it is promised the usual four cores of one GPU, among those
+    machine = recorded("permuted-minors")
+    wishes = Wishes.parse('[[neighbours]]\nname = "n"\ngpus = ["3b:00.0"]')
+    plan = make_plan(machine, wishes, [held(machine, "2-31,34-63")])
+    assert cpulist.show(plan.neighbours[0].cpus) == "2-5,34-37"
+    assert plan.neighbours[0].fence == "none"
+    assert plan.slots
+
+
 def test_a_server_that_was_seen_keeps_its_gpu_also_where_it_is_not_declared() -> None:
     machine = recorded("permuted-minors")
     seen = ObservedNeighbour(
@@ -352,6 +391,7 @@ def test_mps_only_when_asked_for_and_never_killed() -> None:
 @pytest.mark.parametrize(
     ("machine", "text", "wish", "reason"),
     [
+        ("mig-box", 'gpus = ["07:00.0"]\nmps_percent = 10', "slots.a.gpus", "in MIG mode"),
         ("laptop", "gpus = 1", "slots.a.gpus", "NVML Shared Library Not Found"),
         ("laptop", "cores = 15", "slots.a.cores", "wants 15 whole cores and 14 are free"),
         ("container", 'cores = "0-3"', "slots.a.cores", "CPUs 0-3 are not this machine's to give"),
@@ -369,6 +409,98 @@ def test_refusals_are_explained(machine: str, text: str, wish: str, reason: str)
     assert refusal.wish == wish
     assert reason in refusal.reason
     assert refusal.fix
+
+
+MIG_3G = "MIG-424874fb-7239-5747-8665-bcd3a3d42419"
+
+
+@pytest.mark.parametrize(
+    ("machine", "text", "wish", "reason"),
+    [
+        ("pcie-4gpu", 'gpus = ["01:00.0"]\ncores = 900', "cores", "wants 900 cores and 32 are free"),
+        ("pcie-4gpu", 'gpus = ["GPU-dead"]', "gpus", "fits no GPU"),
+        ("pcie-4gpu", 'gpus = ["01:00.0"]\ncpus = "64-67"', "cores", "CPUs 64-67 are not this machine's"),
+        ("mig-box", 'mig = ["MIG-dead"]', "mig", "no MIG instance MIG-dead"),
+        ("mig-box", f'mig = ["{MIG_3G}", "{MIG_3G}"]', "mig", "named twice"),
+    ],
+)
+def test_beside_a_neighbour_without_a_place_no_slot_is_placed(
+    machine: str, text: str, wish: str, reason: str
+) -> None:
+    # its GPU is idle while the server starts: a slot would take it
+    plan = make_plan(recorded(machine), Wishes.parse(f'[[neighbours]]\nname = "n"\n{text}'))
+    assert not plan.slots
+    first, second = plan.refusals
+    assert first.wish == f"neighbours.n.{wish}"
+    assert reason in first.reason
+    assert (second.wish, second.fix) == ("slots", "mend or remove that neighbour first")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "reason"),
+    [
+        (f'mig = ["{MIG_3G}"]', f'mig = ["{MIG_3G}"]', f"MIG instance {MIG_3G} is another neighbour's"),
+        ('gpus = ["07:00.0"]', f'mig = ["{MIG_3G}"]', f"MIG instance {MIG_3G} is another neighbour's"),
+        (f'mig = ["{MIG_3G}"]', 'gpus = ["07:00.0"]', "GPU 0000:07:00.0 is another neighbour's"),
+        ('gpus = ["87:00.0"]', 'gpus = ["07:00.0", "87:00.0"]', "GPU 0000:87:00.0 is another neighbour's"),
+    ],
+)
+def test_two_neighbours_never_have_the_same_device(first: str, second: str, reason: str) -> None:
+    text = f'[[neighbours]]\nname = "n"\n{first}\n[[neighbours]]\nname = "m"\n{second}'
+    plan = make_plan(recorded("mig-box"), Wishes.parse(text))
+    assert [n.name for n in plan.neighbours] == ["n"]
+    assert plan.refusals[0].reason == reason
+
+
+def test_a_gpu_under_mps_is_no_other_slots_own() -> None:
+    text = """
+        [[slots]]
+        name = "m"
+        pools = ["render"]
+        gpus = ["01:00.0"]
+        mps_percent = 30
+        count = 2
+        [[slots]]
+        name = "x"
+        pools = ["render"]
+        gpus = ["01:00.0"]
+        [[slots]]
+        name = "y"
+        pools = ["render"]
+        gpus = 1
+        count = "all"
+    """
+    plan = make_plan(recorded("pcie-4gpu"), Wishes.parse(text))
+    assert {s.name: s.pci for s in plan.slots} == {
+        "m-0": ("0000:01:00.0",),
+        "m-1": ("0000:01:00.0",),
+        "y-0": ("0000:43:00.0",),
+        "y-1": ("0000:44:00.0",),
+        "y-2": ("0000:81:00.0",),
+    }
+    assert [r.reason for r in plan.refusals] == ["GPU 0000:01:00.0 is taken by a neighbour or another slot"]
+
+
+def test_sharing_cores_ends_and_gives_what_was_asked_or_nothing() -> None:
+    # 14 cores: "all" takes them in twos, once; a slot may sit on used cores, but not get fewer than it asked
+    machine = recorded("laptop")
+    shared = "[placement]\nshare_cores = true\n"
+    plan = make_plan(machine, Wishes.parse(shared))
+    assert [len(slot.cores) for slot in plan.slots] == [2] * 7
+    one = '[[slots]]\nname = "a"\npools = ["render"]\ncores = 10\n'
+    two = one.replace('"a"', '"b"')
+    plan = make_plan(machine, Wishes.parse(shared + one + two))
+    assert [len(slot.cores) for slot in plan.slots] == [10, 10]
+    assert plan.notes == ("slot b shares cores with other slots, as placement.share_cores allows",)
+    plan = make_plan(machine, Wishes.parse(shared + one + two.replace("10", "15")))
+    assert [slot.name for slot in plan.slots] == ["a"]
+    assert plan.refusals[0].reason == "wants 15 whole cores and 4 are free beside 10 of other slots"
+
+
+def test_a_plan_without_any_slot_says_why() -> None:
+    plan = make_plan(recorded("laptop"), Wishes.parse("[placement]\nsystem_cores = 99"))
+    assert not plan.slots
+    assert "of 14 cores 0 are the neighbours', 14 the system's" in plan.refusals[0].reason
 
 
 def test_memory_is_given_once() -> None:

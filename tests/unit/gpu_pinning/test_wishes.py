@@ -90,6 +90,10 @@ def neighbour(lines: str) -> str:
         ('[[slots]]\nname = "A b"\npools = ["video"]', "slots[0].name", "A b", "pattern"),
         ('[[slots]]\nname = "a"', "slots[0].pools", None, "is missing"),
         ('[[neighbours]]\nname = "n"', "neighbours[0]", "n", "neither gpus, mig nor cores"),
+        (neighbour('gpus = ["3b:00.0"]\nmig = ["MIG-1"]'), "neighbours[0]", "n", "both gpus and mig"),
+        # slots a-0 and a-1: the second a-1 would take the first one's place
+        (slot("count = 2\n") + slot("").replace('"a"', '"a-1"'), "farm.toml", "…", "rename it"),
+        (slot('count = "all"\n') + slot("").replace('"a"', '"a-77"'), "farm.toml", "…", "rename it"),
         ('[[neighbours]]\nname = "n"\ncores = 2\nrole = "both"', "neighbours[0].role", "both", "'decode'"),
         (
             '[[neighbours]]\nname = "n"\ncores = 2\nurl = "localhost:80"',
@@ -101,7 +105,7 @@ def neighbour(lines: str) -> str:
         ("[plcement]\n", "plcement", "…", "did you mean 'placement'"),
         (slot("") + slot(""), "farm.toml", "…", "the name 'a' stands twice"),
         (slot('mig = "any"\nshare_with = "n"'), "farm.toml", "…", "no neighbour is called 'n'"),
-        ("a = 1\nb = \n", "TOML", "a = 1", "line 2"),
+        ("a = 1\nb = \n", "TOML", "b = ", "line 2"),
     ],
 )
 def test_bad_values_name_field_value_and_fix(text: str, field: str, value: object, fix: str) -> None:
@@ -109,6 +113,12 @@ def test_bad_values_name_field_value_and_fix(text: str, field: str, value: objec
         Wishes.parse(text)
     assert [(f, v) for f, v, _ in caught.value.problems] == [(field, value)]
     assert fix in caught.value.problems[0][2]
+
+
+@pytest.mark.parametrize("other", ["a-2", "a-01", "a-1-x", "b-1"])
+def test_names_that_no_numbered_slot_has_are_free(other: str) -> None:
+    wishes = Wishes.parse(slot("count = 2\n") + slot("").replace('"a"', f'"{other}"'))
+    assert [wish.name for wish in wishes.slots] == ["a", other]
 
 
 def test_all_problems_come_at_once() -> None:
