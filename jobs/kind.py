@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
@@ -25,11 +25,17 @@ class Asset:
 
 @dataclass(frozen=True, slots=True)
 class ExpandContext:
-    """What ``expand`` may look at besides the spec. ``expand`` is pure: no files, no clock, no network."""
+    """What ``expand`` may look at besides the spec. ``expand`` is pure: no files, no clock, no network;
+    what it looks up (models) it looks up here.
+    """
 
     assets: Mapping[str, Asset] = field(default_factory=dict)
     max_tasks: int = 250_000
     max_frames: int = 1_000_000
+    model: Callable[[str], Mapping[str, Any] | None] = lambda name: None
+    """The document of a model version, by ``name`` or ``name@digest``."""
+    model_names: Callable[[], list[str]] = list
+    """The names that there are."""
 
 
 class SpecModel(Protocol):

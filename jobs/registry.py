@@ -10,6 +10,7 @@ from jobs.kind import Kind
 _BUILT_IN = {
     "render": "jobs.render",
     "encode": "jobs.encode",
+    "video": "jobs.video",
 }
 
 

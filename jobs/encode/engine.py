@@ -12,9 +12,9 @@ from typing import Any
 
 from farm.errors import PermanentFailure
 from farm.frame_range import FrameRange
-from jobs.encode.film import MEDIA_TYPES, FilmWriter, verify
-from jobs.encode.pictures import read_picture
-from jobs.encode.spec import FilmSettings, Sequence
+from jobs.encode.film import MEDIA_TYPES, FilmWriter, film_pixel_format, verify
+from jobs.encode.pictures import is_deep, read_picture
+from jobs.encode.spec import LOSSLESS, FilmSettings, Sequence
 from jobs.engine import Host, TaskContext
 
 
@@ -39,17 +39,19 @@ class EncodeEngine:
         settings = FilmSettings.model_validate(dict(task.step["film"]))
         container = str(task.payload["format"])
         pictures = _pictures(task.step["source"], host)
-        ten_bit = settings.pixel_format.endswith("10le")
+        lossless = settings.codec_for(container) in LOSSLESS
+        deep = is_deep(pictures[0].path) if lossless else settings.pixel_format.endswith("10le")
+        metadata = task.step.get("metadata")
         threads = int(task.device.get("threads") or len(os.sched_getaffinity(0)))
         path = host.scratch / f"{settings.name}.{container}"
         began = time.monotonic()
         size, shape = (0, 0), (0, 0)
         with host.phase("work"):
-            frames = _decoded(pictures, settings, ten_bit, host)
+            frames = _decoded(pictures, settings, deep, host)
             first = next(frames)
             shape = (first.shape[1], first.shape[0])
-            size = _film_size(settings, shape)
-            with FilmWriter(path, container, settings, size, threads) as writer:
+            size = _film_size(settings, shape, container)
+            with FilmWriter(path, container, settings, size, threads, deep=deep, metadata=metadata) as writer:
                 writer.add(first)
                 for picture, item in zip(frames, pictures[1:], strict=True):
                     if picture.shape != first.shape:
@@ -63,7 +65,8 @@ class EncodeEngine:
                 frames=len(pictures),
                 fps=Fraction(settings.fps),
                 size=size,
-                pixel_format=settings.pixel_format,
+                pixel_format=film_pixel_format(settings, container, deep=deep),
+                metadata=metadata,
             )
         meta: dict[str, Any] = facts.meta() | {
             "source_width": shape[0],
@@ -85,17 +88,17 @@ class EncodeEngine:
         )
 
 
-def _film_size(settings: FilmSettings, shape: tuple[int, int]) -> tuple[int, int]:
+def _film_size(settings: FilmSettings, shape: tuple[int, int], container: str) -> tuple[int, int]:
     try:
-        return settings.film_size(*shape)
+        return settings.film_size(*shape, container)
     except ValueError as error:
         raise PermanentFailure(f"the frames are {error}") from None
 
 
-def _decoded(pictures: list[_Picture], settings: FilmSettings, ten_bit: bool, host: Host) -> Iterator[Any]:
+def _decoded(pictures: list[_Picture], settings: FilmSettings, deep: bool, host: Host) -> Iterator[Any]:
     for index, item in enumerate(pictures):
         host.check()
-        yield read_picture(item.path, settings, ten_bit=ten_bit, label=item.label)
+        yield read_picture(item.path, settings, ten_bit=deep, label=item.label)
         host.progress(0.95 * (index + 1) / len(pictures), f"frame {item.number}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from farm.errors import FieldFault, InvalidSpec
@@ -37,13 +38,14 @@ def film_step(
     settings: dict[str, Any],
     source: dict[str, Any],
     *,
+    metadata: Mapping[str, Any] | None = None,
     timeout_s: float = 3600.0,
     max_retries: int = 2,
 ) -> StepPlan:
     """A step that makes one film per format of ``settings`` (:class:`FilmSettings` as a dictionary).
 
     ``source`` is ``{"assets": {"pattern", "frames"}}`` or ``{"step", "output", "frames"}``; a step as source
-    is depended on whole, for a film needs every frame.
+    is depended on whole, for a film needs every frame. ``metadata`` is embedded in the film, as JSON.
     """
     depends_on = (DependencyPlan(source["step"]),) if "step" in source else ()
     return StepPlan(
@@ -51,7 +53,7 @@ def film_step(
         engine="encode",
         pool="encode",
         tasks=[TaskPlan(payload={"format": f}, rank=i) for i, f in enumerate(settings["formats"])],
-        payload={"film": settings, "source": source},
+        payload={"film": settings, "source": source, **({"metadata": dict(metadata)} if metadata else {})},
         depends_on=depends_on,
         timeout_s=timeout_s,
         max_retries=max_retries,

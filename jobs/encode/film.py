@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -14,11 +16,12 @@ import numpy.typing as npt
 
 from farm.errors import TaskFailed
 from jobs.encode.calm import calm
-from jobs.encode.spec import FilmSettings
+from jobs.encode.spec import LOSSLESS, FilmSettings
 from jobs.encode.ten_bit import yuv420p10
 
-ENCODERS: Final = {"h264": "libx264", "vp9": "libvpx-vp9", "av1": "libsvtav1"}
-MEDIA_TYPES: Final = {"mp4": "video/mp4", "webm": "video/webm"}
+ENCODERS: Final = {"h264": "libx264", "vp9": "libvpx-vp9", "av1": "libsvtav1", "ffv1": "ffv1"}
+MEDIA_TYPES: Final = {"mp4": "video/mp4", "webm": "video/webm", "mkv": "video/x-matroska"}
+_MUXERS: Final = {"mkv": "matroska"}
 _BT709: Final = 1
 """Code of ITU-R BT.709 for primaries, transfer and matrix alike (ITU-T H.273)."""
 
@@ -67,15 +70,23 @@ class FilmWriter:
 
     ``size`` is the size of the film, from :meth:`FilmSettings.film_size`. Frames that are one pixel smaller
     are padded by repeating their last row or column, and cut where they are larger. The colour matrix is
-    BT.709, limited range, and tagged so.
+    BT.709, limited range, and tagged so; a lossless film is RGB at the depth
+    of the frames (``deep``: 16 bits). ``metadata`` is written as JSON into the film's comment.
     """
 
     def __init__(
-        self, path: Path, container: str, settings: FilmSettings, size: tuple[int, int], threads: int
+        self,
+        path: Path,
+        container: str,
+        settings: FilmSettings,
+        size: tuple[int, int],
+        threads: int,
+        *,
+        deep: bool = False,
+        metadata: Mapping[str, Any] | None = None,
     ) -> None:
         codec = settings.codec_for(container)
-        crf, preset = _QUALITY[codec][settings.quality]
-        options = {"crf": str(crf if settings.crf is None else settings.crf), **preset}
+        options = _options(codec, settings)
         if codec == "vp9":
             options |= {"b": "0", "row-mt": "1", "deadline": "good"}
         if codec == "av1":
@@ -84,21 +95,28 @@ class FilmWriter:
             options["profile"] = "high"
         container_options = {"movflags": "+faststart"} if container == "mp4" else {}
         self.size = size
-        self.pixel_format = settings.pixel_format
+        self.pixel_format = film_pixel_format(settings, container, deep=deep)
+        self._lossless = codec in LOSSLESS
         self.fps = Fraction(settings.fps)
         self.count = 0
         self._output = av.open(
-            str(path), "w", format=container, options={"fflags": "+bitexact", **container_options}
+            str(path),
+            "w",
+            format=_MUXERS.get(container, container),
+            options={"fflags": "+bitexact", **container_options},
         )
+        if metadata:
+            self._output.metadata["comment"] = json.dumps(metadata, sort_keys=True, ensure_ascii=False)
         stream: Any = self._output.add_stream(ENCODERS[codec], rate=self.fps, options=options)
         stream.width, stream.height = size
-        stream.pix_fmt = settings.pixel_format
+        stream.pix_fmt = self.pixel_format
         stream.time_base = 1 / self.fps
         context = stream.codec_context
         context.thread_count = max(1, threads)
-        context.gop_size = max(1, round(2 * self.fps))
-        context.color_primaries = context.color_trc = context.colorspace = _BT709
-        context.color_range = av.video.reformatter.ColorRange.MPEG
+        context.gop_size = 1 if self._lossless else max(1, round(2 * self.fps))
+        if not self._lossless:
+            context.color_primaries = context.color_trc = context.colorspace = _BT709
+            context.color_range = av.video.reformatter.ColorRange.MPEG
         self._stream = stream
         self._calm = calm()
 
@@ -125,7 +143,11 @@ class FilmWriter:
         if any(short):
             picture = np.pad(picture, ((0, short[0]), (0, short[1]), (0, 0)), mode="edge")
         ranges = av.video.reformatter.ColorRange
-        if picture.dtype == np.uint16:
+        if self._lossless:
+            frame = av.VideoFrame.from_ndarray(
+                np.ascontiguousarray(picture), format="rgb48le" if picture.dtype == np.uint16 else "rgb24"
+            ).reformat(format=self.pixel_format)
+        elif picture.dtype == np.uint16:
             frame = av.VideoFrame.from_ndarray(yuv420p10(picture), format="yuv420p10le")
         else:
             frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24").reformat(
@@ -136,13 +158,29 @@ class FilmWriter:
                 dst_color_range=ranges.MPEG,
                 interpolation="BICUBIC",
             )
-        frame.color_primaries = frame.color_trc = frame.colorspace = _BT709
-        frame.color_range = ranges.MPEG
+        if not self._lossless:
+            frame.color_primaries = frame.color_trc = frame.colorspace = _BT709
+            frame.color_range = ranges.MPEG
         frame.pts = self.count
         frame.time_base = 1 / self.fps
         self.count += 1
         for packet in self._stream.encode(frame):
             self._output.mux(packet)
+
+
+def film_pixel_format(settings: FilmSettings, container: str, *, deep: bool) -> str:
+    """Pixel format of a film: as the settings say, or RGB at the frames' depth (16 bits where ``deep``)."""
+    if settings.codec_for(container) not in LOSSLESS:
+        return settings.pixel_format
+    return "gbrp16le" if deep else "bgr0"
+
+
+def _options(codec: str, settings: FilmSettings) -> dict[str, str]:
+    if codec in LOSSLESS:
+        # version 3 with a checksum in every slice: what archives ask for, and what bit rot shows in
+        return {"level": "3", "slicecrc": "1"}
+    crf, preset = _QUALITY[codec][settings.quality]
+    return {"crf": str(crf if settings.crf is None else settings.crf), **preset}
 
 
 def read_back(path: Path) -> FilmFacts:
@@ -177,6 +215,17 @@ def read_back(path: Path) -> FilmFacts:
         raise TaskFailed(f"{path.name}: the film does not decode ({error})") from None
 
 
+def read_metadata(path: Path) -> dict[str, Any] | None:
+    """The settings embedded in a film's comment, ``None`` where it has none."""
+    with av.open(str(path)) as container:
+        comments = [value for name, value in container.metadata.items() if name.lower() == "comment"]
+    try:
+        found = json.loads(comments[0]) if comments else None
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
 def _measured_rate(times: list[float], declared: Fraction | None) -> Fraction:
     """The declared rate where every frame stands at its time (WebM rounds to ms), else the true one."""
     if declared and all(abs(t - times[0] - i / declared) < 1.5e-3 for i, t in enumerate(times)):
@@ -186,7 +235,15 @@ def _measured_rate(times: list[float], declared: Fraction | None) -> Fraction:
     return Fraction((len(times) - 1) / max(times[-1] - times[0], 1e-9)).limit_denominator(1001)
 
 
-def verify(path: Path, *, frames: int, fps: Fraction, size: tuple[int, int], pixel_format: str) -> FilmFacts:
+def verify(
+    path: Path,
+    *,
+    frames: int,
+    fps: Fraction,
+    size: tuple[int, int],
+    pixel_format: str,
+    metadata: Mapping[str, Any] | None = None,
+) -> FilmFacts:
     """Check what :func:`read_back` finds against what was meant.
 
     Raises :class:`farm.errors.TaskFailed` that names the figure that differs. The duration may differ by
@@ -206,6 +263,8 @@ def verify(path: Path, *, frames: int, fps: Fraction, size: tuple[int, int], pix
     ]
     if abs(facts.duration_s - float(wanted)) > float(0.5 / fps) + 0.002:
         differences.append(f"the duration is {facts.duration_s:.3f} s, not {float(wanted):.3f} s")
+    if metadata and read_metadata(path) != metadata:
+        differences.append("the settings embedded in it are not those that were written")
     if differences:
         raise TaskFailed(f"{path.name} does not read back as it was meant: {'; '.join(differences)}")
     return facts

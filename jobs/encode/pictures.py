@@ -14,6 +14,7 @@ from jobs.encode.spec import FilmSettings
 
 Array = npt.NDArray[Any]
 
+_EXR_MAGIC = b"\x76\x2f\x31\x01"
 _PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 _MAX_PIXELS = 2**27
 
@@ -30,7 +31,7 @@ def srgb_decode(encoded: Array) -> Array:
 
 
 def read_picture(path: Path, settings: FilmSettings, *, ten_bit: bool, label: str) -> Array:
-    """One frame as (height, width, 3) uint8, or uint16 where ``ten_bit``, sRGB-encoded.
+    """One frame as (height, width, 3) uint8, or uint16 where ``ten_bit`` (over 8 bits), sRGB-encoded.
 
     Transparent pixels are laid over ``settings.background`` in linear light. EXR is linear light with
     premultiplied alpha: brightened by ``settings.exposure`` stops and put through the sRGB curve; values
@@ -40,13 +41,13 @@ def read_picture(path: Path, settings: FilmSettings, *, ten_bit: bool, label: st
     """
     kind = path.open("rb").read(8)
     try:
-        if kind[:4] == b"\x76\x2f\x31\x01":
+        if kind[:4] == _EXR_MAGIC:
             rgb, alpha, premultiplied = _read_exr(path, label)
             rgb = rgb * np.float32(2.0**settings.exposure)
         else:
             deep = kind == _PNG_MAGIC and _png_depth(path) == 16
             samples = _read_deep_png(path) if deep else _read_plain(path)
-            if not deep and not ten_bit and _opaque(samples, 255):
+            if deep == ten_bit and _opaque(samples, 65535 if deep else 255):
                 return np.ascontiguousarray(samples[..., :3])
             scale = 65535.0 if deep else 255.0
             floats = samples.astype(np.float32) / np.float32(scale)
@@ -69,6 +70,13 @@ def read_picture(path: Path, settings: FilmSettings, *, ten_bit: bool, label: st
     if ten_bit:
         return np.rint(encoded * 65535.0).astype(np.uint16)
     return np.rint(encoded * 255.0).astype(np.uint8)
+
+
+def is_deep(path: Path) -> bool:
+    """Whether a picture holds more than 8 bits a channel: an EXR, or a PNG of 16 bits."""
+    with path.open("rb") as file:
+        kind = file.read(8)
+    return kind[:4] == _EXR_MAGIC or (kind == _PNG_MAGIC and _png_depth(path) == 16)
 
 
 def _opaque(samples: Array, full: int) -> bool:

@@ -11,17 +11,19 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from farm.frame_range import FrameRange
 from jobs.fields import Colour, FrameRangeText, Model, fault, job_path
 
-Container = Literal["mp4", "webm"]
-Codec = Literal["h264", "av1", "vp9"]
+Container = Literal["mp4", "webm", "mkv"]
+Codec = Literal["h264", "av1", "vp9", "ffv1"]
 PixelFormat = Literal["yuv420p", "yuv444p", "yuv420p10le"]
 
-CODECS: Final[dict[str, tuple[Codec, ...]]] = {"mp4": ("h264",), "webm": ("vp9", "av1")}
+CODECS: Final[dict[str, tuple[Codec, ...]]] = {"mp4": ("h264",), "webm": ("vp9", "av1"), "mkv": ("ffv1",)}
 """Codecs that go into a container; the first is taken where none is named."""
 PIXEL_FORMATS: Final[dict[str, tuple[PixelFormat, ...]]] = {
     "h264": ("yuv420p", "yuv444p", "yuv420p10le"),
     "vp9": ("yuv420p", "yuv444p"),
     "av1": ("yuv420p", "yuv420p10le"),
 }
+LOSSLESS: Final = frozenset({"ffv1"})
+"""Codecs that keep every bit of the frames: RGB at the frames' own depth, whatever ``pixel_format`` says."""
 CRF_LIMIT: Final[dict[str, int]] = {"h264": 51, "vp9": 63, "av1": 63}
 NTSC: Final = {
     "23.976": "24000/1001",
@@ -79,11 +81,11 @@ class FilmLook(Model):
     formats: list[Container] = Field(
         default=["mp4"],
         min_length=1,
-        max_length=2,
-        description="Files to make: mp4 (H.264), webm (VP9, AV1).",
+        max_length=3,
+        description="Files to make: mp4 (H.264), webm (VP9, AV1), mkv (a lossless FFV1 master in RGB).",
     )
     codec: Codec | None = Field(
-        default=None, description="h264 (in mp4), vp9 or av1 (in webm). Left out: h264 for mp4, vp9 for webm."
+        default=None, description="h264 (mp4), vp9 or av1 (webm), ffv1 (mkv). Left out: h264, vp9, ffv1."
     )
     quality: Literal["draft", "good", "high"] = Field(
         default="good", description="Preset of speed and constant quality; see `crf` for a number."
@@ -93,7 +95,10 @@ class FilmLook(Model):
     )
     pixel_format: PixelFormat = Field(
         default="yuv420p",
-        description="yuv420p plays everywhere; yuv444p keeps full colour (h264, vp9); yuv420p10le is 10 bit.",
+        description=(
+            "yuv420p plays everywhere; yuv444p keeps full colour (h264, vp9); yuv420p10le is 10 bit. "
+            "A master (mkv) keeps the frames' RGB."
+        ),
     )
     odd_size: Literal["refuse", "pad", "crop"] = Field(
         default="refuse",
@@ -125,6 +130,8 @@ class FilmLook(Model):
                     f"choose {' or '.join(CODECS[container])}, or leave codec out",
                 )
             codec = self.codec_for(container)
+            if codec in LOSSLESS:
+                continue
             if self.pixel_format not in PIXEL_FORMATS[codec]:
                 raise fault(
                     "pixel_format",
@@ -139,11 +146,14 @@ class FilmLook(Model):
         """The codec that fills ``container``."""
         return self.codec or CODECS[container][0]
 
-    def film_size(self, width: int, height: int) -> tuple[int, int]:
-        """Size of the film for frames of that size in pixels.
+    def film_size(self, width: int, height: int, container: str | None = None) -> tuple[int, int]:
+        """Size of the film for frames of that size in pixels; of all formats, or in one container.
 
         Raises :class:`ValueError` with the nearest legal sizes and the other ways out.
         """
+        containers = [container] if container else self.formats
+        if all(self.codec_for(c) in LOSSLESS for c in containers):
+            return width, height
         if self.pixel_format == "yuv444p" or (width % 2 == 0 and height % 2 == 0):
             return width, height
         padded = (width + width % 2, height + height % 2)

@@ -14,6 +14,7 @@ from typing import Any, Final
 from farm.errors import PermanentFailure
 from jobs.fields import Model
 from jobs.video.facts import Facts
+from jobs.video.gates import Gate
 
 Lookup = Callable[[str], Mapping[str, Any] | None]
 """From ``name`` or ``name@digest`` to the document of a version, ``None`` where there is none."""
@@ -40,6 +41,8 @@ class ModelVersion(Model):
     """An administrator allowed the Python that the folder brings."""
     files: list[ModelFile]
     facts: Facts
+    gates: dict[str, Gate] = {}
+    """Measured lossy choices (:mod:`jobs.video.gates`); these may grow, the files never change."""
 
     @property
     def label(self) -> str:

@@ -90,14 +90,23 @@ class Generation(Model):
     checkpoint_every: int
     """Steps between checkpoints; caches are cleared there in every run, so that resuming changes nothing."""
     preview: bool = True
-    metadata: dict[str, Any] = {}
-    """What is embedded in the frames and the film beside this object: job name is added by the engine."""
 
     @property
     def warm_key(self) -> str:
         """What a slot has loaded after this: the version, and how its weights are held."""
         held = (self.dtype, self.quantisation, self.offload, self.compile, str(self.gpus))
         return ":".join(("video", self.model.digest[:24], *held))
+
+    def described(self) -> dict[str, Any]:
+        """What makes this film again: embedded in frames and film, and in the sidecar; no machine's paths."""
+        settings = self.model_dump(mode="json", exclude={"model", "preview"}, exclude_none=True)
+        return {
+            "software": "Stillframe",
+            "model": f"{self.model.name}@{self.model.digest}",
+            "family": self.model.facts.family,
+            "pipeline": self.model.pipeline_class,
+            **settings,
+        }
 
 
 def payload(generation: Generation) -> dict[str, Any]:

@@ -78,6 +78,10 @@ class Cache(Model):
 class Film(FilmLook):
     """The film of a sample; its frame rate is the job's."""
 
+    quality: Literal["draft", "good", "high"] | None = Field(  # type: ignore[assignment]
+        default=None, description="Speed and constant quality; left out: by the job's preset."
+    )
+
 
 class Spec(Model):
     """A video job: one prompt and one model; a film and its frames for every seed."""
@@ -147,6 +151,10 @@ class Spec(Model):
     quantisation: Quantisation = Field(default="none", description="fp8 or int8 linear layers (lossy).")
     attention: Backend = Field(default="native", description="Attention kernel; probed before it is used.")
     cache: Cache | None = Field(default=None, description="Step caching (lossy).")
+    untested: bool = Field(
+        default=False,
+        description="Take lossy choices (cache, quantisation) that were never measured on this model.",
+    )
     compile: Compile = Field(default="none", description="blocks: the repeated blocks, compiled once.")
     offload: Offload = Field(
         default="none", description="Keep weights in host memory: whole models, or groups of layers."

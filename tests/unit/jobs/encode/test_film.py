@@ -15,7 +15,7 @@ import av
 
 from farm.errors import TaskFailed
 from jobs.encode.calm import real_time_threads
-from jobs.encode.film import FilmFacts, FilmWriter, read_back, verify
+from jobs.encode.film import FilmFacts, FilmWriter, film_pixel_format, read_back, read_metadata, verify
 from jobs.encode.spec import FilmSettings
 
 BARS = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (128, 128, 128)]
@@ -154,3 +154,39 @@ def test_no_encoder_makes_itself_or_its_process_real_time(tmp_path: Path, contai
 def test_facts_are_json() -> None:
     facts = FilmFacts(1, "24", 1 / 24, 2, 2, "h264", "yuv420p", 1, 1, 1, False)
     assert facts.meta()["fps"] == "24"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "pixel_format", "top"), [("uint8", "bgr0", 256), ("uint16", "gbrp16le", 65536)]
+)
+def test_a_master_keeps_every_bit_at_an_odd_size(
+    tmp_path: Path, dtype: str, pixel_format: str, top: int
+) -> None:
+    path, deep = tmp_path / "a.mkv", dtype == "uint16"
+    noise = np.random.default_rng(3).integers(0, top, (4, 33, 47, 3)).astype(dtype)
+    settings = FilmSettings.model_validate({"formats": ["mkv"], "fps": "24000/1001"})
+    size = settings.film_size(47, 33)
+    with FilmWriter(path, "mkv", settings, size, threads=2, deep=deep) as writer:
+        for picture in noise:
+            writer.add(picture)
+    assert film_pixel_format(settings, "mkv", deep=deep) == pixel_format
+    facts = verify(path, frames=4, fps=Fraction(24000, 1001), size=(47, 33), pixel_format=pixel_format)
+    assert facts.codec == "ffv1"
+    with av.open(str(path)) as source:
+        back = [f.to_ndarray(format="rgb48le" if deep else "rgb24") for f in source.decode(video=0)]
+    assert np.array_equal(np.stack(back), noise)
+
+
+@pytest.mark.parametrize("container", ["mp4", "webm", "mkv"])
+def test_the_settings_that_made_a_film_are_read_back_from_it(tmp_path: Path, container: str) -> None:
+    path = tmp_path / f"a.{container}"
+    settings = FilmSettings.model_validate({"formats": [container]})
+    said = {"prompt": 'a "red" Kreis läuft; x=1\nzweite', "seed": 2**63 - 1, "long": "word " * 2000}
+    with FilmWriter(path, container, settings, (96, 64), threads=2, metadata=said) as writer:
+        writer.add(bars())
+    assert read_metadata(path) == said
+    facts = {"frames": 1, "fps": Fraction(24), "size": (96, 64)}
+    pixel_format = film_pixel_format(settings, container, deep=False)
+    verify(path, **facts, pixel_format=pixel_format, metadata=said)
+    with pytest.raises(TaskFailed, match="settings embedded"):
+        verify(path, **facts, pixel_format=pixel_format, metadata={"seed": 1})

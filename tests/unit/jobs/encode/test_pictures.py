@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from farm.errors import PermanentFailure, TaskFailed
-from jobs.encode.pictures import read_picture, srgb_decode, srgb_encode
+from jobs.encode.pictures import is_deep, read_picture, srgb_decode, srgb_encode
 from jobs.encode.spec import FilmSettings
 from jobs.encode.ten_bit import yuv420p10
 
@@ -134,3 +134,17 @@ def test_a_broken_file_is_named(tmp_path: Path, data: bytes) -> None:
 def test_ten_bit_colours_meet_the_equations_of_bt709(rgb: tuple[int, ...], yuv: tuple[int, ...]) -> None:
     planes = yuv420p10(np.full((4, 4, 3), rgb, np.uint16)).reshape(-1)
     assert (planes[0], planes[16], planes[20]) == yuv
+
+
+def test_sixteen_bits_that_stay_sixteen_come_through_untouched(tmp_path: Path) -> None:
+    import av
+
+    pixels = np.random.default_rng(1).integers(0, 65536, (16, 16, 3)).astype(np.uint16)
+    with av.open(str(tmp_path / "a.png"), "w", format="image2") as output:
+        stream = output.add_stream("png", rate=1)
+        stream.width, stream.height, stream.pix_fmt = 16, 16, "rgb48be"
+        frame = av.VideoFrame.from_ndarray(pixels, format="rgb48le").reformat(format="rgb48be")
+        for packet in [*stream.encode(frame), *stream.encode(None)]:
+            output.mux(packet)
+    assert is_deep(tmp_path / "a.png")
+    assert np.array_equal(read(tmp_path / "a.png", ten_bit=True), pixels)

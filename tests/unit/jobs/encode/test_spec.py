@@ -24,10 +24,10 @@ SOURCE = {"source": {"pattern": "shots/a.####.png", "frames": "1-3"}}
         ({"fps": "1000"}, "/spec/fps", "nearest: 240"),
         ({"fps": "24/0"}, "/spec/fps", "divides by zero"),
         ({"fps": "fast"}, "/spec/fps", "write 24 or 24000/1001"),
-        ({"formats": ["avi"]}, "/spec/formats/0", "'mp4' or 'webm'"),
+        ({"formats": ["avi"]}, "/spec/formats/0", "'mp4', 'webm' or 'mkv'"),
         ({"formats": []}, "/spec/formats", "at least 1"),
         ({"formats": ["mp4", "mp4"]}, "/spec/formats", "twice"),
-        ({"codec": "h265"}, "/spec/codec", "'h264', 'av1' or 'vp9'"),
+        ({"codec": "h265"}, "/spec/codec", "'h264', 'av1', 'vp9' or 'ffv1'"),
         ({"formats": ["webm"], "codec": "h264"}, "/spec/codec", "choose vp9 or av1"),
         (
             {"formats": ["webm"], "codec": "av1", "pixel_format": "yuv444p"},
