@@ -293,7 +293,7 @@ def _slots(
     if floor and task["project_id"] not in floor.reserving and counts["idle"]:
         idle = [row for row in up if row.state == "idle"]
         steady = sum(row.id in floor.steady for row in idle)
-        kept = floor.unmet.get(pool, 0)
+        kept = max(0, floor.unmet.get(pool, 0))
         if steady == len(idle) <= kept:
             text = f"the {len(idle)} idle slots of pool {pool!r} are kept for projects that reserve"
             yield Reason("reserved", text, {"pool": pool, "kept": kept})

@@ -3,7 +3,8 @@
 The rules of picking decide that too: lent slots are offered, as if they were idle, to the pools that come
 before the one they work for; those that would get a ticket are asked to park. Parking is free for the task
 (it goes on from its checkpoint), but not for the farm, so a task runs ``lend_min_run_s`` before it is asked,
-and few are asked at a time.
+and few are asked at a time. Nobody parks for a project that could not have the slot then, since it would be
+kept for projects that reserve (:mod:`farm.scheduler.floor`).
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ import sqlalchemy as sa
 
 from farm.db.connect import db_now
 from farm.db.tables import slots, steps, tasks
+from farm.scheduler.floor import read_floor, with_idle
 from farm.scheduler.picking import IdleSlot, Situation, choose
 from farm.scheduler.tick import (
     read_busy_slots,
+    read_idle_slots,
     read_pools,
     read_projects,
     read_ready_steps,
@@ -69,6 +72,9 @@ def who_parks(conn: sa.Connection, settings: Settings) -> list[LentSlot]:
         pools=read_pools(conn),
         busy=busy,
         rules=rules,
+        floor=with_idle(
+            read_floor(conn, settings.reserve_floor), [slot.id for slot in read_idle_slots(conn)]
+        ),
     )
     picked = [lent[pick.slot_id] for pick in choose(situation)]
     return [each for each in picked if not each.asked][:MAX_ASKED]

@@ -198,9 +198,12 @@ class _Round:
         for (pool, project), steps in queues.items():
             self.queues[pool][project] = steps
         self.able: dict[str, frozenset[str]] = {}
-        steady = [slot for slot in situation.slots if slot.id in situation.floor.steady]
+        floor = situation.floor
+        steady = [slot for slot in situation.slots if slot.id in floor.steady]
         self.steady_idle = Counter(pool for slot in steady for pool in slot.pools)
-        self.unmet = Counter(dict(situation.floor.unmet))
+        if floor.idle is not None:
+            self.steady_idle = Counter(dict(floor.idle))
+        self.unmet = Counter(dict(floor.unmet))
 
     def _order(self, step: ReadyStep) -> tuple[float, float, str, int]:
         age_h = max(0.0, self.it.now - step.created_at) / 3600
@@ -244,22 +247,28 @@ class _Round:
         floor = self.it.floor
         if not floor or project in floor.reserving:
             return slots
+        # a slot that is still at work would be one idle slot more, and what it works for counts no longer
+        more = floor.idle is not None
         return [
             slot
             for slot in slots
             if slot.id not in floor.steady
-            or all(self.steady_idle[pool] > self.unmet[pool] for pool in slot.pools)
+            or all(
+                self.steady_idle[pool] + more > self.unmet[pool] + (slot.id in floor.at_work)
+                for pool in floor.steady[slot.id]
+            )
         ]
 
     def _count_floor(self, project: str, slot_id: str) -> None:
         floor = self.it.floor
         if not floor or slot_id not in floor.steady:
             return
-        pools = next(slot.pools for slot in self.it.slots if slot.id == slot_id)
-        self.steady_idle.subtract(pools)
-        if project in floor.reserving:
-            for pool in pools:
-                self.unmet[pool] = max(0, self.unmet[pool] - 1)
+        pools = floor.steady[slot_id]
+        if floor.idle is None:
+            self.steady_idle.subtract(pools)
+        change = (slot_id in floor.at_work) - (project in floor.reserving)
+        for pool in pools:
+            self.unmet[pool] += change
 
     def _need(self, pool: str, project: str) -> float:
         """Use per share; the least goes first."""

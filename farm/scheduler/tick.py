@@ -158,11 +158,12 @@ def _floor_after(situation: Situation, given: Sequence[tuple[Pick, list[str]]]) 
     """The floor once these tickets are counted."""
     floor = situation.floor
     unmet = Counter(dict(floor.unmet))
-    pools = {slot.id: slot.pools for slot in situation.slots}
+    here = {slot.id for slot in situation.slots}
     for pick, _ in given:
-        if pick.slot_id in floor.steady and pick.step.project_id in floor.reserving:
-            unmet.subtract(pools.get(pick.slot_id, ()))
-    return replace(floor, unmet={pool: max(0, number) for pool, number in unmet.items()})
+        # those of an earlier round were counted then
+        if pick.slot_id in here and pick.step.project_id in floor.reserving:
+            unmet.subtract(floor.steady.get(pick.slot_id, ()))
+    return replace(floor, unmet=unmet)
 
 
 def _expected(pick: Pick, tasks_taken: int, rules: PickRules) -> float:

@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from farm.db.connect import Database, db_now
-from farm.db.tables import pools, projects, tasks
+from farm.db.tables import nodes, pools, projects, tasks
 from farm.lifecycle.claim import claim
 from farm.scheduler.parking import ask_to_park, who_parks
 from farm.scheduler.tick import tick
@@ -96,6 +96,55 @@ def test_capped_project_may_trade_one_of_its_tasks_for_another(db: Database, set
         conn.execute(projects.update().values(max_slots=1))
     lent.video_work()
     assert lent.asked() == lent.slots
+
+
+def test_nobody_parks_for_a_slot_that_would_be_kept_for_projects_that_reserve(
+    db: Database, settings: Settings
+) -> None:
+    lent = Lent(db, settings, 5)
+    lent.video_work(5)
+    with db.write() as conn:
+        reserving = make_project(conn, "reserving", reserved=True)
+        # a fifth of five slots that stay: one is kept, and all five are lent to others
+        make_job(conn, reserving, 1, pool="video")
+    # the reserving project's task comes first for it, and nothing is left above the floor; the ordinary
+    # project may then have the rest, since the one that is kept is in use
+    assert len(lent.asked()) == 4
+    with db.read() as conn:
+        assert len(lent.wishes()) - lent.wishes().count(None) == 4
+
+
+def test_nobody_parks_for_an_ordinary_project_while_the_floor_is_unmet(
+    db: Database, settings: Settings
+) -> None:
+    lent = Lent(db, settings, 5)
+    lent.video_work(5)
+    with db.write() as conn:
+        make_project(conn, "reserving", reserved=True)
+    # a slot that parks would be the one that is kept, so the video work could not have it
+    assert lent.asked() == []
+    with db.write() as conn:
+        make_slots(conn, lent.node, 1, ("video", "render"), device={"kind": "cuda"})
+    # six slots: two are to be kept, one is idle
+    assert lent.asked() == []
+    with db.write() as conn:
+        make_slots(conn, lent.node, 1, ("video", "render"), device={"kind": "cuda"})
+        conn.execute(nodes.update().values(info={"preemptible": True}))
+    # a node that may be gone tomorrow is everybody's
+    assert len(lent.asked()) == 4
+
+
+def test_a_lent_slot_of_a_reserving_project_counts_for_it(db: Database, settings: Settings) -> None:
+    lent = Lent(db, settings, 5)
+    with db.write() as conn:
+        conn.execute(projects.update().values(reserved=True))
+        ordinary = make_project(conn, "ordinary")
+        make_job(conn, ordinary, 5, pool="video")
+    # all five work for the project that reserves. Three of five are its floor, so two may go back; asked once
+    # more, a project that could have no third slot moves nobody
+    settings.reserve_floor = 0.6
+    assert len(lent.asked()) == 2
+    assert lent.asked() == []
 
 
 def test_slot_at_work_for_its_first_pool_is_left_alone(db: Database, settings: Settings) -> None:
