@@ -107,7 +107,10 @@ class Settings(BaseSettings):
     max_frames: int = Field(default=1_000_000, description="Most frames of one job.")
     max_body: int = Field(default=16 * 2**20, description="Largest JSON body of a request, in bytes.")
     max_upload: int = Field(default=1 * 2**40, description="Largest asset, in bytes.")
-    free_space_floor: int = Field(default=256 * 2**20, description="Publishing stops below this free space.")
+    free_space_floor: int = Field(
+        default=256 * 2**20,
+        description="A node with less free space than this on a disk that it writes to begins no work.",
+    )
     spool_budget: int = Field(default=8 * 2**30, description="Bytes of scratch that a node may reserve.")
     shm_budget: int = Field(default=1 * 2**30, description="Bytes of shared memory that a node may reserve.")
     store_budget: int = Field(

@@ -27,6 +27,8 @@ from farm.settings import Settings
 from farm.settings import settings as read_settings
 from gpu_pinning import Fence, PinningError, prepare_delegation
 from workers.auditing import Auditor
+from workers.disk_watch import DiskWatch
+from workers.disks import Disks
 from workers.findings import FindingsDesk
 from workers.guarding import Guarding
 from workers.link import DatabaseLink
@@ -83,6 +85,7 @@ class Agent:
             lambda: self._seating, self._views.subjects, self._notify, settings.audit_every_s
         )
         self._desk = FindingsDesk(self._link, self._retire)
+        self._disks = DiskWatch(Disks.of_node(settings, self._folders), self._link, settings.agent_poll_s)
         self._guard = Guarding(seating, self._folders, self._link, self._notify)
         self._preemption = Preemption(
             settings.preemption_file, self._folders.control / "preempted", self._link
@@ -122,6 +125,7 @@ class Agent:
         if self._stopping_at is None:
             self._reseat()
         if self._slots and self._stopping_at is None:
+            self._disks.turn()
             self._preemption.turn(self._link.node_id)
             self._guard.turn(now)
         for slot in self._slots.values():
@@ -137,6 +141,7 @@ class Agent:
         keep_plan(self._settings.data, self._seating.plan)
         move_planned_interrupts(self._seating)
         self._auditor.start()
+        self._disks.start()
         self._preemption.forget(node_id)
         self._guard.start(self._slots)
         self._wakes_thread = threading.Thread(
@@ -318,6 +323,7 @@ class Agent:
             time.sleep(0.01)
         self._ended.set()
         self._auditor.stop()
+        self._disks.stop()
         self._link.stop(2.0)
         for slot in self._slots.values():
             with suppress(PinningError):

@@ -13,6 +13,7 @@ from farm.db.connect import Database
 from farm.settings import Settings
 from farm.stores import Store
 from workers.control import SlotControl
+from workers.disks import Disks
 from workers.spool import Spool
 
 IDENTITY_VARIABLE = "STILLFRAME_IDENTITY"
@@ -57,6 +58,8 @@ class Bench:
     stopping: Callable[[], bool] = lambda: False
     why_gpu_busy: Callable[[], str | None] = lambda: None
     """Why the slot's GPU is somebody else's at this moment; asked before each claim."""
+    disks: Disks = field(default_factory=Disks)
+    """The disks that the slot writes to; looked at before each claim and after each frame."""
 
     @property
     def scratch(self) -> Path:

@@ -30,6 +30,7 @@ from jobs.engine import Log, Medium, Phase, StoredArtifact, StoredFrame, TaskCon
 from workers import repository
 from workers.asset_folder import AssetFolder
 from workers.bench import Bench
+from workers.disks import local_folder
 from workers.frame_desk import FrameDesk
 from workers.holding import Obedience
 from workers.load_turn import load_turn
@@ -170,6 +171,9 @@ class SlotHost:
         self.peak_vram = max(self.peak_vram or 0, peak_vram or 0) or None
         self._published.add(number)
         self._bench.control.progressed()
+        if self.missing_frames() and (full := self._bench.disks.short()):
+            # this frame is safe; the next ones wait until there is room
+            raise OutOfSpace(full)
 
     def publish_artifact(
         self, name: str, path: Path, media_type: str, meta: Mapping[str, Any] | None = None
@@ -335,7 +339,10 @@ class SlotHost:
     def _put(self, path: Path) -> tuple[str, int]:
         if not path.is_file():
             raise TaskFailed(f"{path.name} was not written")
-        self._bench.store.check_space(path.stat().st_size)
+        store = local_folder(self._bench.settings.resolved_store)
+        if store is None or store.stat().st_dev != path.stat().st_dev:
+            # a file that is moved takes no more room than it has
+            self._bench.store.check_space(path.stat().st_size)
         return self._bench.store.put_file(path)
 
     def _local(self, sha256: str, output: str) -> Path:

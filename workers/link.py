@@ -36,6 +36,8 @@ class View:
 
     held: dict[int, repository.HeldTask] = field(default_factory=dict)
     slot_states: dict[str, str] = field(default_factory=dict)
+    hold_reasons: dict[str, str] = field(default_factory=dict)
+    """Why slots are held, by slot id; those that are not are left out."""
     node_state: str = ""
     fenced: frozenset[int] = frozenset()
     """Serials that slots are on although the database knows them as over."""
@@ -128,6 +130,14 @@ class DatabaseLink:
     def hold(self, slot_id: str, reason: str) -> None:
         """Hold a slot that could take work."""
         self.tell(f"{slot_id} held", lambda conn: machines.hold_slot(conn, slot_id, reason))
+
+    def hold_idle(self, slot_id: str, reason: str) -> None:
+        """Hold a slot that runs nothing; what runs is left alone."""
+        self.tell(f"{slot_id} held", lambda conn: machines.hold_slot(conn, slot_id, reason, idle_only=True))
+
+    def reword_hold(self, slot_id: str, reason_head: str, reason: str) -> None:
+        """Bring the words of a hold up to date whose reason begins so."""
+        self.tell(f"hold of {slot_id}", lambda conn: machines.reword_hold(conn, slot_id, reason_head, reason))
 
     def let_go(self, slot_id: str, reason_head: str) -> None:
         """Let a slot go that was held for a reason that begins so."""
@@ -260,9 +270,10 @@ class DatabaseLink:
             held = {task.serial: task for task in repository.held_tasks(conn, node_id)}
             rows = repository.slot_states(conn, node_id)
             node_state = repository.node_state(conn, node_id)
-        states = {slot_id: state for slot_id, (state, _) in rows.items()}
+        states = {slot_id: row.state for slot_id, row in rows.items()}
+        reasons = {slot_id: row.hold_reason or "" for slot_id, row in rows.items() if row.state == "held"}
         fenced = frozenset(serial for serial in serials.values() if serial and serial not in held)
-        self.view = View(held, states, node_state, fenced)
+        self.view = View(held, states, reasons, node_state, fenced)
         self._show_the_living(rows)
         fractions = self._views.progress()
         moved = [
@@ -274,10 +285,11 @@ class DatabaseLink:
             with self._db.write() as conn:
                 repository.note_progress(conn, moved)
 
-    def _show_the_living(self, rows: dict[str, tuple[str, str | None]]) -> None:
+    def _show_the_living(self, rows: dict[str, repository.SlotRow]) -> None:
         """The farm took this node for lost and its slots for dead, but they live: give them work again."""
         for slot_id, (incarnation, pid) in self._views.living().items():
-            if rows.get(slot_id) == ("dead", None):
+            row = rows.get(slot_id)
+            if row is not None and row.state == "dead" and row.incarnation is None:
                 with self._db.write() as conn:
                     machines.slot_ready(conn, slot_id, incarnation, pid)
                 log.warning("a slot that was thought dead is back", slot=slot_id)

@@ -69,14 +69,14 @@ def report_death(db: Database, settings: Settings, death: Death) -> None:
         )
 
 
-def lose_all(conn: sa.Connection, settings: Settings, slots: dict[str, tuple[str, str | None]]) -> list[str]:
+def lose_all(conn: sa.Connection, settings: Settings, slots: dict[str, str | None]) -> list[str]:
     """Slots that were left by an agent that nobody saw end: what they ran is lost with their node.
 
-    ``slots`` maps slot ids to state and incarnation. Ids of the tasks that were taken back.
+    ``slots`` maps slot ids to incarnations. Ids of the tasks that were taken back.
     """
     held: list[tuple[str, int]] = []
     for slot_id in sorted(slots):
-        held += [(task, epoch) for task, epoch, _ in machines.slot_died(conn, slot_id, slots[slot_id][1])]
+        held += [(task, epoch) for task, epoch, _ in machines.slot_died(conn, slot_id, slots[slot_id])]
     return lose(
         conn,
         held,

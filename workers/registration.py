@@ -51,7 +51,8 @@ def register(
     with db.write() as conn:
         node_id = machines.register_node(conn, seating.config.name, node_info(seating), incarnation)
         # in the same transaction, so that nobody sees this node alive with tasks that nobody runs
-        lose_all(conn, settings, repository.slot_states(conn, node_id))
+        left = repository.slot_states(conn, node_id)
+        lose_all(conn, settings, {slot_id: row.incarnation for slot_id, row in left.items()})
         slots = {
             slot.name: machines.register_slot(conn, node_id, slot.name, slot.pools, device_of(seating, slot))
             for slot in seating.plan.slots

@@ -146,12 +146,21 @@ def held_tasks(conn: sa.Connection, node_id: str) -> list[HeldTask]:
     return [HeldTask(*row) for row in conn.execute(query)]
 
 
-def slot_states(conn: sa.Connection, node_id: str) -> dict[str, tuple[str, str | None]]:
-    """``(state, incarnation)`` of each slot of a node."""
-    query = sa.select(t.slots.c.id, t.slots.c.state, t.slots.c.incarnation).where(
+@dataclass(frozen=True, slots=True)
+class SlotRow:
+    """What the database says of a slot."""
+
+    state: str
+    incarnation: str | None
+    hold_reason: str | None
+
+
+def slot_states(conn: sa.Connection, node_id: str) -> dict[str, SlotRow]:
+    """What the database says of each slot of a node."""
+    query = sa.select(t.slots.c.id, t.slots.c.state, t.slots.c.incarnation, t.slots.c.hold_reason).where(
         t.slots.c.node_id == node_id
     )
-    return {row.id: (row.state, row.incarnation) for row in conn.execute(query)}
+    return {row.id: SlotRow(*row[1:]) for row in conn.execute(query)}
 
 
 def node_state(conn: sa.Connection, node_id: str) -> str:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -14,16 +12,7 @@ from typing import Any
 
 import structlog
 
-from farm.errors import (
-    CancelRequested,
-    FarmError,
-    FencedOff,
-    Interrupted,
-    OutOfSpace,
-    ParkRequested,
-    PermanentFailure,
-    TaskFailed,
-)
+from farm.errors import FarmError, FencedOff, ParkRequested, TaskFailed
 from farm.lifecycle import machines
 from farm.lifecycle.claim import claim, wishes
 from farm.lifecycle.finish import finish_many
@@ -35,6 +24,8 @@ from jobs.engine import Engine
 from workers import repository
 from workers.asset_folder import AssetFolder
 from workers.bench import Bench
+from workers.blame import blame_disk, describe
+from workers.disks import FULL_PREFIX
 from workers.expansion import expand_after
 from workers.frame_desk import FrameDesk
 from workers.gpu_look import BUSY_PREFIX
@@ -67,6 +58,8 @@ class Runner:
         self._assets: tuple[str, AssetFolder] | None = None
         self._warm: list[str] = []
         self._warm_told: list[str] = []
+        self._hold_for: str | None = None
+        """Why the slot is to be held once the present ticket is finished."""
         self.busy = False
         self.memory = PeakMemory(os.getpid())
 
@@ -100,7 +93,10 @@ class Runner:
             self._return(list(ticket.entries))
             return
         if (why := self._bench.why_gpu_busy()) is not None:
-            self._hold(list(ticket.entries), why)
+            self._hold(list(ticket.entries), BUSY_PREFIX + why)
+            return
+        if (why := self._bench.disks.short()) is not None:
+            self._hold(list(ticket.entries), FULL_PREFIX + why)
             return
         claimed = self._claim(ticket)
         if not claimed:
@@ -194,16 +190,16 @@ class Runner:
         self._unless_stopped(once, "return")
 
     def _hold(self, entries: list[TicketEntry], why: str) -> None:
-        """A stranger is on our GPU: claim nothing, and let the slot be held until the agent sees it free."""
+        """GPU or disk are not ours to use: claim nothing, and be held until the agent sees them free."""
         identity = self._bench.identity
 
         def once() -> None:
             with self._bench.db.write() as conn:
                 return_unbegun(conn, identity.slot_id, [(entry.task_id, entry.epoch) for entry in entries])
                 machines.slot_ready(conn, identity.slot_id, identity.incarnation, os.getpid())
-                machines.hold_slot(conn, identity.slot_id, BUSY_PREFIX + why)
+                machines.hold_slot(conn, identity.slot_id, why)
 
-        log.warning("a stranger uses this slot's GPU", reason=why)
+        log.warning("this slot claims nothing", reason=why)
         self._unless_stopped(once, "hold")
         self._bench.wake("scheduler")
 
@@ -212,13 +208,16 @@ class Runner:
         reports = [item.report for item in ended]
         if not reports:
             return
-        warm = self._warm
+        warm, hold_for = self._warm, self._hold_for
+        self._hold_for = None
 
         def once() -> None:
             with bench.db.write() as conn:
                 if warm != self._warm_told:
                     machines.set_warm(conn, bench.identity.slot_id, warm)
                 finish_many(conn, reports, bench.identity.slot_id, expand_after, bench.settings)
+                if hold_for is not None:
+                    machines.hold_slot(conn, bench.identity.slot_id, hold_for)
 
         try:
             bench.spool.sync()
@@ -246,7 +245,13 @@ class Runner:
         cpu_before = tree_cpu_s(pid)
         self.memory.restart()
         report = _bare_report(task, AttemptState.FAILED)
-        host = SlotHost(bench, task, self._desk, lambda: self._job_assets(task.job_id))
+        try:
+            host = SlotHost(bench, task, self._desk, lambda: self._job_assets(task.job_id))
+        except OSError as error:
+            # not even its folders could be made
+            describe(error, report)
+            self._blame_disk(report)
+            return self._spooled(report, [])
         self._host_attempt, self._host = task.attempt_id, host
         bench.control.begin(task.serial)
         try:
@@ -258,7 +263,11 @@ class Runner:
             self._check_complete(host)
             report.state = AttemptState.DONE
         except Exception as error:  # noqa: BLE001  everything an engine raises becomes a report
-            self._describe(error, report, host)
+            if (lines := describe(error, report)) is not None:
+                host.log.write(lines)
+                if not isinstance(error, FarmError):
+                    # the engine's own state is unknown now
+                    self._close_engine()
         finally:
             self._host = None
         if strays := end_orphans():
@@ -280,6 +289,7 @@ class Runner:
         if host.warm is not None:
             self._warm = host.warm
         host.close()
+        self._blame_disk(report)
         report.ended_at = time.time()
         ended = self._spooled(report, numbers)
         # only now: a slot that dies before this has not told how the attempt ended
@@ -292,32 +302,9 @@ class Runner:
             shown = ", ".join(map(str, missing[:10]))
             raise TaskFailed(f"the engine returned without {len(missing)} of its frames: {shown}")
 
-    def _describe(self, error: Exception, report: AttemptReport, host: SlotHost) -> None:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            error = OutOfSpace(
-                f"the disk is full ({error.filename or 'while a frame was written'}): free some space or run "
-                "`farm gc`"
-            )
-        if isinstance(error, ParkRequested):
-            report.state = AttemptState.PARKED
-        elif isinstance(error, CancelRequested):
-            report.state = AttemptState.CANCELLED
-        elif isinstance(error, Interrupted):
-            report.state = AttemptState.INTERRUPTED
-        else:
-            report.state = AttemptState.FAILED
-            report.permanent = isinstance(error, PermanentFailure)
-        report.charged = report.state is AttemptState.FAILED
-        if report.state is not AttemptState.FAILED:
-            return
-        if isinstance(error, FarmError):
-            report.error_type, report.error = error.slug, error.message
-            host.log.write(f"failed: {error.message}")
-            return
-        report.error_type, report.error = type(error).__name__, f"{type(error).__name__}: {error}"
-        host.log.write("".join(traceback.format_exception(error)))
-        # the engine's own state is unknown now
-        self._close_engine()
+    def _blame_disk(self, report: AttemptReport) -> None:
+        if (full := blame_disk(report, self._bench.disks)) is not None:
+            self._hold_for = FULL_PREFIX + full
 
     def _spooled(self, report: AttemptReport, numbers: list[int]) -> _Ended:
         report.device = self._bench.identity.device

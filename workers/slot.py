@@ -58,6 +58,7 @@ def main() -> int:
     from farm.db.connect import Database
     from farm.settings import settings as read_settings
     from farm.stores import open_store
+    from workers.disks import Disks
     from workers.gpu_look import GpuLook
     from workers.spool import Spool
 
@@ -75,6 +76,7 @@ def main() -> int:
         wake=wakes.wake,
         stopping=lambda: stopping.is_set() or control.stopping(),
         why_gpu_busy=GpuLook(identity.device).why_busy,
+        disks=Disks.of(settings, Path(identity.scratch), Path(identity.spool).parent),
     )
     from celery.exceptions import WorkerShutdown
 

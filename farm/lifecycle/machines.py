@@ -155,10 +155,22 @@ def describe_node(conn: sa.Connection, node_id: str, info: Mapping[str, Any]) ->
     conn.execute(nodes.update().where(nodes.c.id == node_id).values(info=clean_json(info)))
 
 
-def hold_slot(conn: sa.Connection, slot_id: str, reason: str) -> bool:
-    """Hold a slot that is free to take work, for this reason; False where it is not, or is held already."""
+def hold_slot(conn: sa.Connection, slot_id: str, reason: str, *, idle_only: bool = False) -> bool:
+    """Hold a slot that is free to take work, for this reason; False where it is not, or is held already.
+
+    What runs in a held slot is paused; with ``idle_only`` a slot that runs something is left alone.
+    """
     row = _slot(conn, slot_id)
-    if row["state"] not in ("idle", "busy"):
+    if row["state"] not in (("idle",) if idle_only else ("idle", "busy")):
+        return False
+    set_slot_state(conn, slot_id, "held", reason)
+    return True
+
+
+def reword_hold(conn: sa.Connection, slot_id: str, reason_head: str, reason: str) -> bool:
+    """Bring the words of a hold up to date whose reason begins so; False where it is held for another."""
+    row = _slot(conn, slot_id)
+    if row["state"] != "held" or not (row["hold_reason"] or "").startswith(reason_head):
         return False
     set_slot_state(conn, slot_id, "held", reason)
     return True

@@ -16,6 +16,7 @@ from farm.db import migrate
 from farm.db import tables as t
 from farm.records import Ticket, TicketEntry
 from farm.settings import Settings
+from farm.why import why
 from tests.chaos.farm_under_test import FarmUnderTest, sleepers, unique_sleep, until
 from tests.servers import PostgresServer, RedisServer
 from workers.spool import read_unanswered
@@ -207,35 +208,44 @@ def test_a_second_agent_of_the_same_node_is_refused(chaos: Settings) -> None:
         farm.check()
 
 
-def test_frame_that_the_disk_has_no_room_for_leaves_nothing(
+def test_a_disk_that_fills_up_under_way_costs_no_retry_and_work_goes_on_when_there_is_room(
     settings: Settings, sqlite_url: str, redis_url: str
 ) -> None:
     """A real full disk where one can be mounted; ``test_slots`` has the same with the floor of free space."""
     chaos = settings.model_copy(update={"database_url": sqlite_url, "broker_url": redis_url})
     chaos.data.mkdir(parents=True)
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=3m", "chaos", str(chaos.data)], capture_output=True, check=False
+        ["mount", "-t", "tmpfs", "-o", "size=8m", "chaos", str(chaos.data)], capture_output=True, check=False
     )
     if mounted.returncode:
         pytest.skip("no right to mount a small disk here")
     try:
-        with FarmUnderTest(chaos) as farm:
+        with FarmUnderTest(chaos, environment={"FARM_FREE_SPACE_FLOOR": str(2**20)}) as farm:
+            job = farm.submit({"frames": 6, "do": {"frame_s": 0.3}, "max_retries": 0})
+            [task] = farm.tasks(job)
+            farm.wait_said(task.id, "frame 1")
             filler = chaos.data / "filler"
             with pytest.raises(OSError, match="No space"), filler.open("wb", buffering=0) as file:
                 while True:
-                    file.write(bytes(4096))
-            job = farm.submit({"frames": 1, "do": {"width": 64, "height": 64}, "max_retries": 0})
-            farm.wait_job(job, "failed")
-            [task] = farm.tasks(job)
+                    file.write(bytes(65536))
+            farm.wait_slots(1, "held")
+            later = farm.submit({"frames": 1, "max_retries": 0})
+            [slot] = farm.slot_rows()
+            assert slot.hold_reason.startswith("its disk is full: ")
+            assert "the floor is 1,048,576" in slot.hold_reason
+            with farm.db.read() as conn:
+                assert slot.hold_reason in " ".join(r.text for r in why(conn, later, chaos))
             [attempt] = farm.attempts(task.id)
-            assert attempt.error_type == "out-of-space"
-            assert farm.frame_files(job) == []
+            assert (attempt.state, attempt.error_type) == ("interrupted", "out-of-space")
+            assert {state for name in (job, later) for state in farm.states(name)} == {"ready"}
             filler.unlink()
-            again = farm.submit({"frames": 1})
-            farm.wait_job(again)
+            farm.wait_job(job)
+            farm.wait_job(later)
+            assert [row.charged for name in (job, later) for row in farm.tasks(name)] == [0, 0]
             store = Path(chaos.resolved_store)
             kept = [path for path in store.rglob("*") if path.is_file()]
-            assert [path.name for path in kept] == [row.sha256 for row in farm.frame_files(again)]
+            made = [row.sha256 for name in (job, later) for row in farm.frame_files(name)]
+            assert sorted(path.name for path in kept) == sorted(set(made))
             farm.check()
     finally:
         subprocess.run(["umount", "-l", str(chaos.data)], check=True)

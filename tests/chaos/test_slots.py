@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from farm.attempt_logs import read_range
 from farm.db import tables as t
+from farm.lifecycle import machines
 from farm.settings import Settings
 from farm.states import AttemptState
 from tests.chaos.farm_under_test import FarmUnderTest, distinct, sleepers, slowness, unique_sleep, until
@@ -268,19 +269,23 @@ def test_log_of_broken_bytes_harms_nothing(farm: FarmUnderTest) -> None:
     farm.expect_no_stray()
 
 
-def test_a_full_disk_fails_the_frame_and_leaves_nothing_half_written(chaos: Settings) -> None:
+def test_a_farm_whose_disk_is_below_the_floor_claims_nothing_and_says_so(chaos: Settings) -> None:
     with FarmUnderTest(chaos, environment={"FARM_FREE_SPACE_FLOOR": str(2**62)}) as farm:
-        job = farm.submit({"frames": 2, "max_retries": 1})
-        farm.wait_job(job, "failed")
+        farm.wait_slots(1, "held")
+        job = farm.submit({"frames": 2, "max_retries": 0})
+        [slot] = farm.slot_rows()
+        assert f"{chaos.data}/" in slot.hold_reason
+        assert "the floor is 4,611,686,018,427,387,904" in slot.hold_reason
+        # a slot that somebody lets go by hand looks for itself before it claims
+        with farm.db.write() as conn:
+            machines.set_slot_state(conn, slot.id, "idle")
+        farm.wake("scheduler")
+        farm.wait_slots(1, "held")
         [task] = farm.tasks(job)
-        assert "frame 1" in task.error
-        assert "farm gc" in task.error
-        assert [attempt.error_type for attempt in farm.attempts(task.id)] == ["out-of-space"] * 2
-        assert farm.frame_files(job) == []
+        assert (task.state, task.charged) == ("ready", 0)
+        assert farm.attempts(task.id) == []
         store = Path(chaos.resolved_store)
         assert [path for path in store.rglob("*") if path.is_file()] == []
-        scratch = [path for path in chaos.run_dir.glob("nodes/*/scratch/*/*") if path.name.startswith("att_")]
-        assert scratch == []
         farm.check()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +14,13 @@ import sqlalchemy as sa
 from farm import ledger
 from farm.attempt_logs import read_range
 from farm.db import tables as t
-from farm.lifecycle import leases
+from farm.lifecycle import leases, machines
 from farm.lifecycle.commands import cancel_job, pause_job
 from farm.records import Ticket, TicketEntry
+from farm.why import why
 from tests.integration.workers.shop import Shop, make_shop  # noqa: F401  a fixture
 from tests.kinds.probe.engine import png
+from workers.disks import FULL_PREFIX, Disks
 from workers.spool import read_unanswered
 
 
@@ -293,3 +297,84 @@ def test_frames_published_before_a_failure_are_not_made_again(shop: Shop) -> Non
         "frame 2",
         "frame 3",
     ]
+
+
+class _FullAfter(Disks):
+    """Room for so many looks, then none until :attr:`full` is taken back."""
+
+    def __init__(self, looks: int) -> None:
+        super().__init__()
+        self.looks = looks
+        self.full = True
+
+    def short(self) -> str | None:
+        self.looks -= 1
+        return "/data has 5 bytes free, the floor is 9" if self.full and self.looks < 0 else None
+
+    def refuses(self) -> str | None:
+        return self.short()
+
+
+def test_a_slot_whose_disk_is_full_claims_nothing_and_is_held(shop: Shop) -> None:
+    shop.bench.disks = _FullAfter(0)
+    job = shop.submit({"tasks": 2, "max_retries": 0})
+    shop.run(job)
+    assert [(task.state, task.charged) for task in shop.tasks(job)] == [("ready", 0)] * 2
+    assert shop.rows(t.attempts) == []
+    [slot] = shop.rows(t.slots)
+    assert (slot.state, slot.hold_reason) == (
+        "held",
+        "its disk is full: /data has 5 bytes free, the floor is 9",
+    )
+    with shop.db.read() as conn:
+        [reason] = why(conn, job, shop.bench.settings)
+    assert reason.kind == "held"
+    assert "/data has 5 bytes free, the floor is 9" in reason.text
+
+
+def test_a_disk_that_fills_up_costs_no_frame_and_no_retry(shop: Shop) -> None:
+    disks = _FullAfter(2)
+    shop.bench.disks = disks
+    job = shop.submit({"frames": 4, "max_retries": 0})
+    shop.run(job)
+    [task] = shop.tasks(job)
+    attempt = shop.attempt(task.id)
+    assert (task.state, task.charged) == ("ready", 0)
+    assert (attempt.state, attempt.error_type) == ("interrupted", "out-of-space")
+    published = [row.number for row in shop.rows(t.frames) if row.state == "published"]
+    assert published == [1, 2], "one look before the claim, one after each frame"
+    assert shop.rows(t.slots)[0].state == "held"
+    disks.full = False
+    with shop.db.write() as conn:
+        machines.let_go_slot(conn, shop.bench.identity.slot_id, FULL_PREFIX)
+    shop.run(job)
+    assert [task.state for task in shop.tasks(job)] == ["done"]
+    assert [line for line in shop.said(task.id) if line.startswith("frame")] == [
+        "frame 1",
+        "frame 3",
+        "frame 4",
+    ]
+
+
+def test_a_slot_that_cannot_make_an_attempts_folders_charges_nobody(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.bench.disks = _FullAfter(1)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "scratch")
+
+    monkeypatch.setattr("workers.runner.SlotHost", full)
+    job = shop.submit({"frames": 1, "max_retries": 0})
+    shop.run(job)
+    [task] = shop.tasks(job)
+    assert (task.state, task.charged) == ("ready", 0)
+    assert shop.rows(t.slots)[0].state == "held"
+
+
+def test_an_attempt_that_is_over_its_budget_on_a_disk_with_room_is_charged(shop: Shop) -> None:
+    job = shop.submit({"do": {"reserve": ("spool", 5000)}, "max_retries": 0})
+    shop.run(job)
+    [task] = shop.tasks(job)
+    assert (task.state, task.charged) == ("failed", 1)
+    assert shop.rows(t.slots)[0].state == "idle"
