@@ -28,6 +28,7 @@ class Protocol:
         self._out = os.dup(1)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         # Blender prints dozens of lines a frame; one by one through a pipe they cost more than they tell
+        self._libc = ctypes.CDLL(None)
         self._printed = os.memfd_create("printed")
         os.dup2(self._printed, 1)
 
@@ -39,7 +40,7 @@ class Protocol:
     def say_printed(self) -> None:
         """Pass on what was printed to stdout, without the running account of a render."""
         sys.stdout.flush()
-        ctypes.CDLL(None).fflush(None)
+        self._libc.fflush(None)
         size = os.lseek(self._printed, 0, os.SEEK_CUR)
         text = os.pread(self._printed, min(size, _MOST_PRINTED), max(0, size - _MOST_PRINTED))
         os.ftruncate(self._printed, 0)
