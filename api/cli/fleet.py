@@ -1,4 +1,4 @@
-"""``farm slots``, ``pools``, ``projects`` and ``buffers``: the farm itself."""
+"""``farm slots``, ``pools`` and ``buffers``: the farm itself."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from api.cli import terminal
 from api.cli.terminal import Json, print_json, state, table
-from api.cli.text import ago, duration, percent, size
+from api.cli.text import ago, percent, size
 from farm.client import FarmClient
 from farm.client.models import Answer
 
@@ -98,33 +98,6 @@ def pools(json: Json = False) -> None:
             for pool in found
         ),
         empty="no pools yet: they come with the first node or job",
-    )
-
-
-@app.command()
-def projects(json: Json = False) -> None:
-    """List projects: share, caps and what they have used."""
-    with FarmClient.connect() as farm:
-        found = farm.projects()
-    if json:
-        _json(found)
-        return
-    table(
-        ("PROJECT", "NAME", ">SHARE", ">CAP", ">QUOTA", "RESERVES", ">SLOT TIME", ">GPU TIME"),
-        (
-            (
-                project.id,
-                project.name,
-                f"{project.share:g}",
-                "none" if project.max_slots is None else project.max_slots,
-                "none" if project.quota_slot_s is None else duration(project.quota_slot_s),
-                "slots" if project.reserved else "-",
-                duration(project.used_slot_s),
-                duration(project.used_gpu_s),
-            )
-            for project in found
-        ),
-        empty="no projects",
     )
 
 

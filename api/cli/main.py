@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from api.cli import access, fleet, jobs, node, nodes, outputs, terminal, upkeep, watch
+from api.cli import access, fleet, jobs, node, nodes, outputs, projects, terminal, upkeep, watch
 from api.cli.running import services, up
 from farm.errors import FarmError
 
@@ -36,6 +36,7 @@ for part in (up, services, jobs, watch, outputs, fleet, upkeep):
 app.add_typer(access.app, name="keys")
 app.add_typer(node.app, name="node")
 app.add_typer(nodes.app, name="nodes")
+app.add_typer(projects.app, name="projects")
 for optional in ("submit", "demo", "machine", "bench", "blender"):
     # what belongs to gpu_pinning may not be there
     if importlib.util.find_spec(f"api.cli.{optional}") is not None:

@@ -210,6 +210,19 @@ class FarmClient:
         """Projects that this key may see."""
         return list(self._list("/v1/projects", Project, None, {}))
 
+    def make_project(self, name: str, **fields: Any) -> Project:
+        """Make a project; fields ``share, max_slots, quota_slot_s, reserved``."""
+        return Project.model_validate(
+            self.transport.post("/v1/projects", json={"name": name, **fields}).json()
+        )
+
+    def change_project(self, project_id: str, **fields: Any) -> Project:
+        """Change the named fields of a project; null lifts a cap or quota."""
+        answer = self.transport.request(
+            "PATCH", f"/v1/projects/{project_id}", json=fields, headers={"If-Match": "*"}
+        )
+        return Project.model_validate(answer.json())
+
     def buffers(self, *, limit: int | None = None, **filters: Any) -> Iterator[Buffer]:
         """Buffers; filters ``node, medium, state``."""
         return self._list("/v1/buffers", Buffer, limit, filters)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 
 import pytest
+from click.testing import Result
+from typer.testing import CliRunner
 
+from api.cli.main import app
 from farm.client import Credentials, FarmClient
 from farm.errors import Conflict, InvalidInput, NotFound, Unauthenticated
 from farm.records import ArtifactRecord
@@ -92,6 +96,37 @@ def test_events_are_followed_from_the_first_to_the_newest(running: Running) -> N
             seen.append((event.type, event.job_id))
             assert event.at is not None
     assert seen == [("job.submitted", job), ("job.changed", job)]
+
+
+def test_projects_are_made_and_changed_from_the_command_line(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FARM_URL", running.url)
+    monkeypatch.setenv("FARM_KEY", running.secret)
+
+    def farm(*words: str) -> Result:
+        return CliRunner().invoke(app, ["projects", *words])
+
+    made = farm("make", "film a/b", "--reserve", "--max-slots", "4", "--json")
+    assert made.exit_code == 0, made.output
+    project = json.loads(made.stdout)
+    assert (project["reserved"], project["max_slots"], project["share"]) == (True, 4, 1.0)
+    # what is not named stays; "none" lifts a limit; a name may hold what a path may not
+    changed = json.loads(farm("change", "film a/b", "--max-slots", "none", "--quota", "60", "--json").stdout)
+    assert (changed["reserved"], changed["max_slots"], changed["quota_slot_s"]) == (True, None, 60.0)
+    assert farm("change", project["id"], "--no-reserve", "--share", "2").exit_code == 0
+    with client(running) as remote:
+        found = {p.name: (p.reserved, p.share) for p in remote.projects()}
+        assert found["film a/b"] == (False, 2.0)
+        with pytest.raises(InvalidInput) as caught:
+            remote.change_project(project["id"], share=0)
+        assert [fault.pointer for fault in caught.value.faults] == ["/share"]
+        with pytest.raises(NotFound):
+            remote.change_project("nope", reserved=True)
+    assert farm("change", "film a/b").exit_code == 2
+    assert farm("change", "film a/b", "--max-slots", "many").exit_code == 2
+    listed = [row["name"] for row in json.loads(farm("--json").stdout)]
+    assert listed == ["default", "film a/b", "other"]
 
 
 def test_errors_come_back_as_what_they_were(running: Running) -> None:
