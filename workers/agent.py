@@ -159,6 +159,9 @@ class Agent:
             slot.device = device_of(self._seating, slot.seat, rows)
             self._desk.show(slot)
         reading = slot.look(now)
+        silent_s = self._link.silent_s()
+        # whatever it claimed while we cannot reach the database, we would have to park at once
+        slot.may_claim(silent_s < self._settings.database_away_park_s)
         if reading is not None and reading.serial:
             view = self._link.view
             chosen = order(
@@ -167,7 +170,7 @@ class Agent:
                     fenced=reading.serial in view.fenced,
                     slot_state=view.slot_states.get(slot.slot_id, ""),
                     limits=slot.limits,
-                    database_silent_s=self._link.silent_s(),
+                    database_silent_s=silent_s,
                     stopping=slot.leaving if self._stopping_at is None else "the node's agent is stopping",
                     draining=view.node_state in ("draining", "drained"),
                     guard=self._guard.wish(slot),
@@ -358,23 +361,17 @@ class Agent:
                 self._link.kick()
 
     def _watch_signals(self) -> None:
-        def stop(number: int, frame: object) -> None:
-            self._stop_signals += 1
+        def heard(number: int, frame: object) -> None:
+            if number == signal.SIGUSR2:
+                self._preemption.signal()
+            elif number == signal.SIGHUP:
+                self._replan_wanted = True
+            else:
+                self._stop_signals += 1
             self._notify()
 
-        def taken_away(number: int, frame: object) -> None:
-            self._preemption.signal()
-            self._notify()
-
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, stop)
-        signal.signal(signal.SIGUSR2, taken_away)
-
-        def replan(number: int, frame: object) -> None:
-            self._replan_wanted = True
-            self._notify()
-
-        signal.signal(signal.SIGHUP, replan)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2, signal.SIGHUP):
+            signal.signal(number, heard)
 
 
 def run_agent(settings: Settings, config: NodeConfig | None = None) -> int:

@@ -7,7 +7,8 @@ offset written by   meaning
 ====== ============ ====================================================================================
 0      who makes it :data:`MAGIC`
 8      agent        command word: ``serial << 16 | duty << 8 | command``; 0 when nothing was ever said
-16     agent        standing order of the slot: :data:`STOP` means begin no further task
+16     agent        standing orders of the slot, bits: :data:`STOP`: begin no further task, for it is to end;
+                    :data:`WAIT`: claim nothing while this bit stands
 64     slot         beat: grows once per beat while the slot's threads run
 72     slot         serial of the attempt that it is on; 0 between attempts
 80     slot         monotonic nanoseconds at which that attempt began
@@ -45,7 +46,9 @@ SIZE = 4096
 MAGIC = int.from_bytes(b"STLCTL01", "little")
 MAX_SERIAL = (1 << 48) - 1
 MAX_GROUPS = 32
-STOP = 1
+STOP, WAIT = 1, 2
+ALONE = "its node's agent cannot reach the database"
+"""Why a slot that was told to wait holds itself in the database, until its agent can reach that as well."""
 COMMAND_WORD = 1
 """Index of the command word among :attr:`SlotControl.words`."""
 _COMMAND, _ORDER = COMMAND_WORD, 2
@@ -150,7 +153,13 @@ class AgentControl(_Mapped):
 
     def order_stop(self) -> None:
         """The slot begins no further task."""
-        self._words[_ORDER] = STOP
+        self._words[_ORDER] |= STOP
+
+    def order_wait(self, wait: bool) -> None:
+        """The slot claims nothing for now, or may again."""
+        order = self._words[_ORDER] & ~WAIT | (WAIT if wait else 0)
+        if order != self._words[_ORDER]:
+            self._words[_ORDER] = order
 
     def read(self) -> Reading:
         """A reading whose fields belong to one attempt."""
@@ -217,6 +226,10 @@ class SlotControl(_Mapped):
     def stopping(self) -> bool:
         """Whether no further task is to be begun."""
         return bool(self._words[_ORDER] & STOP)
+
+    def waiting(self) -> bool:
+        """Whether nothing is to be claimed for now."""
+        return bool(self._words[_ORDER] & WAIT)
 
     def begin(self, serial: int) -> None:
         """We are now on this attempt."""

@@ -19,6 +19,7 @@ from farm.lifecycle import machines
 from farm.lifecycle.leases import extend
 from farm.settings import Settings
 from workers import repository
+from workers.control import ALONE
 from workers.managed_slot import Death
 from workers.node_folders import NodeFolders
 from workers.obituary import report_death
@@ -275,6 +276,12 @@ class DatabaseLink:
         fenced = frozenset(serial for serial in serials.values() if serial and serial not in held)
         self.view = View(held, states, reasons, node_state, fenced)
         self._show_the_living(rows)
+        for slot_id, reason in reasons.items():
+            if reason == ALONE:
+                # we are here again; should the slot not have heard of it yet, it holds itself once more
+                with self._db.write() as conn:
+                    machines.let_go_slot(conn, slot_id, ALONE)
+                self._wake("scheduler")
         fractions = self._views.progress()
         moved = [
             (task.task_id, task.epoch, fractions[serial])

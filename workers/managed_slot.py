@@ -237,6 +237,11 @@ class ManagedSlot:
         self.asked, self.asked_serial, self.asked_reason = command, serial, reason
         self.kill_at = None if grace_s is None else now + grace_s
 
+    def may_claim(self, allowed: bool) -> None:
+        """Let the slot claim tasks, or not for now; what it runs is left alone."""
+        if self.control is not None:
+            self.control.order_wait(not allowed)
+
     def kill(self) -> None:
         """End the process and all below it."""
         if self.process is not None:

@@ -25,6 +25,7 @@ from workers import repository
 from workers.asset_folder import AssetFolder
 from workers.bench import Bench
 from workers.blame import blame_disk, describe
+from workers.control import ALONE
 from workers.disks import FULL_PREFIX
 from workers.expansion import expand_after
 from workers.frame_desk import FrameDesk
@@ -97,6 +98,9 @@ class Runner:
             return
         if (why := self._bench.disks.short()) is not None:
             self._hold(list(ticket.entries), FULL_PREFIX + why)
+            return
+        if self._bench.control.waiting():
+            self._hold(list(ticket.entries), ALONE)
             return
         claimed = self._claim(ticket)
         if not claimed:
@@ -190,7 +194,7 @@ class Runner:
         self._unless_stopped(once, "return")
 
     def _hold(self, entries: list[TicketEntry], why: str) -> None:
-        """GPU or disk are not ours to use: claim nothing, and be held until the agent sees them free."""
+        """GPU, disk or agent are not there for us: claim nothing, and be held until the agent lets us go."""
         identity = self._bench.identity
 
         def once() -> None:
@@ -208,7 +212,8 @@ class Runner:
         reports = [item.report for item in ended]
         if not reports:
             return
-        warm, hold_for = self._warm, self._hold_for
+        warm = self._warm
+        hold_for = self._hold_for
         self._hold_for = None
 
         def once() -> None:
@@ -216,8 +221,8 @@ class Runner:
                 if warm != self._warm_told:
                     machines.set_warm(conn, bench.identity.slot_id, warm)
                 finish_many(conn, reports, bench.identity.slot_id, expand_after, bench.settings)
-                if hold_for is not None:
-                    machines.hold_slot(conn, bench.identity.slot_id, hold_for)
+                if reason := ALONE if bench.control.waiting() else hold_for:
+                    machines.hold_slot(conn, bench.identity.slot_id, reason)
 
         try:
             bench.spool.sync()

@@ -54,6 +54,7 @@ class FarmUnderTest:
     slots: int = 1
     environment: dict[str, str] = field(default_factory=dict)
     pools: tuple[str, ...] = ("render", "encode")
+    agent_code: str = _AGENT
 
     def __post_init__(self) -> None:
         self.db = Database(self.settings.resolved_database_url)
@@ -109,7 +110,7 @@ class FarmUnderTest:
             lines.append(f'[[slots]]\nname = "s{number}"\npools = [{pools}]\ncores = {cores}\nthreads = 1')
         config.write_text("\n".join(lines) + "\n")
         extra = {f"FARM_{key.upper()}": str(value) for key, value in settings.items()}
-        self.agents[name] = self._process(_AGENT, FARM_CONFIG=str(config), **extra)
+        self.agents[name] = self._process(self.agent_code, FARM_CONFIG=str(config), **extra)
 
     def stop_agent(self, name: str = "one", seconds: float = 30.0) -> int:
         """SIGTERM, and wait for its end."""

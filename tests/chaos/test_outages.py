@@ -14,9 +14,11 @@ import sqlalchemy as sa
 
 from farm.db import migrate
 from farm.db import tables as t
+from farm.lifecycle import machines
 from farm.records import Ticket, TicketEntry
 from farm.settings import Settings
 from farm.why import why
+from tests.chaos import cut_off
 from tests.chaos.farm_under_test import FarmUnderTest, sleepers, unique_sleep, until
 from tests.servers import PostgresServer, RedisServer
 from workers.spool import read_unanswered
@@ -133,6 +135,41 @@ def test_database_away_for_long_parks_then_kills_and_costs_no_retry(
         # the checkpoint that was saved while the database was there is what the work goes on from
         assert int(farm.said(parks.id, "count from")[-1][3].split()[-1]) > 0
         assert [row.attempt_id for row in farm.frame_files(deaf)] == [farm.attempts(dies.id)[0].id] * 2
+        farm.check()
+
+
+def test_a_slot_whose_agent_alone_has_lost_the_database_parks_once_and_claims_nothing(
+    chaos: Settings,
+) -> None:
+    patient = chaos.model_copy(
+        update={
+            "database_away_park_s": 1.0,
+            "database_away_kill_s": 10.0,
+            "lease_s": 60.0,
+            "node_lost_s": 60.0,
+        }
+    )
+    with FarmUnderTest(patient, agent_code=cut_off.CODE) as farm:
+        job = farm.submit({"do": {"count_to": 40, "count_s": 0.1}, "max_retries": 0})
+        [task] = farm.tasks(job)
+        until(lambda: farm.tasks(job)[0].checkpoint, "a checkpoint is saved")
+        (patient.data / "cut").touch()
+        farm.wait_slots(1, "held")
+        later = farm.submit({"frames": 1, "max_retries": 0})
+        [slot] = farm.slot_rows()
+        assert slot.hold_reason == "its node's agent cannot reach the database"
+        # somebody lets it go by hand: it is asked, and holds itself again
+        with farm.db.write() as conn:
+            machines.set_slot_state(conn, slot.id, "idle")
+        farm.wake("scheduler")
+        farm.wait_slots(1, "held")
+        assert [attempt.state for attempt in farm.attempts(task.id)] == ["parked"]
+        assert {state for name in (job, later) for state in farm.states(name)} == {"ready"}
+        (patient.data / "cut").unlink()
+        farm.wait_job(job)
+        farm.wait_job(later)
+        assert [attempt.state for attempt in farm.attempts(task.id)] == ["parked", "done"]
+        assert [row.charged for name in (job, later) for row in farm.tasks(name)] == [0, 0]
         farm.check()
 
 

@@ -112,3 +112,14 @@ def test_no_word_is_torn_between_processes(tmp_path: Path) -> None:
                 seen.add(word)
     writer.join()
     assert len(seen) > 10
+
+
+def test_a_slot_that_is_to_end_stays_told_so_whether_or_not_it_may_claim(tmp_path: Path) -> None:
+    agent = AgentControl.create(tmp_path / "a.control")
+    slot = SlotControl(tmp_path / "a.control")
+    agent.order_wait(True)
+    assert (slot.stopping(), slot.waiting()) == (False, True)
+    agent.order_stop()
+    assert (slot.stopping(), slot.waiting()) == (True, True)
+    agent.order_wait(False)
+    assert (slot.stopping(), slot.waiting()) == (True, False)
