@@ -31,6 +31,7 @@ from api.routes import (
     jobs,
     logs,
     machines,
+    models,
     people,
     session,
     system,
@@ -89,7 +90,7 @@ def create_app(settings: Settings, db: Database, store: Store, wakes: Waker) -> 
     for router in (
         system.public, system.router, session.login, session.router, jobs.router, work.router, frames.router,
         logs.router, assets.router, assets.streams, artifacts.router, machines.router, guard.router,
-        people.router, events.router,
+        people.router, events.router, models.router,
     ):  # fmt: skip
         app.include_router(router)
         app.state.paths += [

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import sqlalchemy as sa
-from farm.submission import Submission
 
 from api import asset_paths
 from api.auth import Principal
@@ -14,9 +15,12 @@ from api.problems import HttpProblem, escape
 from api.services import Services
 from farm.errors import FieldFault, InvalidInput, LimitExceeded
 from farm.plan import JobPlan, StepPlan
+from farm.repositories import models
 from farm.repositories.reading import frames, jobs, people
+from farm.submission import Submission
 from jobs import registry
 from jobs.kind import Asset, ExpandContext
+from jobs.video.models import version_of
 
 MAX_FAULTS = 100
 
@@ -50,6 +54,8 @@ def check(use: Services, who: Principal, body: JobSubmit) -> Checked:
         assets={path: Asset(path, sha256, sizes.get(sha256, 0)) for path, sha256 in body.assets.items()},
         max_tasks=use.settings.max_tasks,
         max_frames=use.settings.max_frames,
+        model=lambda reference: _model(use, reference),
+        model_names=lambda: _model_names(use),
     )
     plan = kind.expand(spec, context)
     submission = Submission(
@@ -66,6 +72,17 @@ def check(use: Services, who: Principal, body: JobSubmit) -> Checked:
         paused=body.paused,
     )
     return Checked(submission, plan, missing)
+
+
+def _model(use: Services, reference: str) -> Mapping[str, Any] | None:
+    with use.db.read() as conn:
+        row = models.find(conn, reference)
+    return version_of(row) if row is not None else None
+
+
+def _model_names(use: Services) -> list[str]:
+    with use.db.read() as conn:
+        return models.names(conn)
 
 
 def refuse_missing(missing: dict[str, str]) -> None:

@@ -448,6 +448,48 @@ byte_budgets = sa.Table(
     sa.Column("reserved_bytes", Big, nullable=False, server_default="0"),
 )
 
+# --- models ------------------------------------------------------------------------------------------
+
+model_versions = sa.Table(
+    "model_versions",
+    metadata,
+    # over all of its files; what a version holds never changes
+    sa.Column("digest", Sha, primary_key=True),
+    # where its files lie; the one thing that may move
+    sa.Column("folder", sa.Text, nullable=False),
+    # what the kind found in it; the farm itself does not look inside
+    sa.Column("document", Json, nullable=False),
+    sa.Column("user_id", Id, sa.ForeignKey("users.id")),
+    _time("added_at", nullable=False),
+)
+
+model_names = sa.Table(
+    "model_names",
+    metadata,
+    sa.Column("name", sa.String(64), primary_key=True),
+    sa.Column("digest", Sha, sa.ForeignKey("model_versions.digest"), primary_key=True),
+    # the version that the bare name means; the others are reached as name@digest
+    sa.Column("current", sa.Boolean, nullable=False),
+    _time("named_at", nullable=False),
+    sa.Index(
+        "uq_model_names_current",
+        "name",
+        unique=True,
+        postgresql_where=sa.text("current"),
+        sqlite_where=sa.text("current"),
+    ),
+)
+
+model_measurements = sa.Table(
+    "model_measurements",
+    metadata,
+    sa.Column("digest", Sha, sa.ForeignKey("model_versions.digest", ondelete="CASCADE"), primary_key=True),
+    # which choice was measured
+    sa.Column("choice", sa.String(2000), primary_key=True),
+    sa.Column("data", Json, nullable=False),
+    _time("measured_at", nullable=False),
+)
+
 # --- the record --------------------------------------------------------------------------------------
 
 events = sa.Table(

@@ -12,7 +12,12 @@ from jobs.video.families import Counts, Dtype, Family, Resume, Task, family
 
 
 class SavedDefaults(Model):
-    """Settings that a model folder recommends for itself (``settings.json`` in it); absent ones: family's."""
+    """Settings that a model's own files recommend; absent ones are the family's.
+
+    ``keep``: the model was trained at this size and count alone, so that a draft keeps them too.
+    """
+
+    keep: bool = False
 
     size: tuple[int, int] | None = None
     frames: int | None = None
@@ -41,12 +46,20 @@ class Facts(Model):
     size_divisor: int
     fixed_size: tuple[int, int] | None = None
     """The one size that the model makes (learned position embeddings)."""
+    most_side: int | None = None
+    """Longest side in pixels (its table of positions ends there)."""
     most_frames: int
     temporal_patch: int | None = None
     latent_channels: int
     resume: Resume
     boundary_ratio: float | None = None
     max_sequence_length: int
+    decode_timestep: float | None = None
+    """LTX with a VAE that denoises while it decodes: to be passed on, with ``decode_noise_scale``."""
+    decode_noise_scale: float | None = None
+    denoiser_width: int | None = None
+    """Channels of the denoiser's blocks, and how many blocks: what a LoRA must match."""
+    denoiser_layers: int | None = None
     parameters: dict[str, int] = Field(default_factory=dict)
     """Component to number of parameters."""
     weight_bytes: int = 0
@@ -54,7 +67,6 @@ class Facts(Model):
     defaults: SavedDefaults = SavedDefaults()
     remote_code: bool = False
     """Whether the folder brings Python of its own, which runs only where an administrator allowed it."""
-    title: str | None = None
 
     def record(self) -> Family:
         """The capability record of the family."""
@@ -62,13 +74,12 @@ class Facts(Model):
 
     def counts(self, task: Task) -> Counts:
         """The rule of legal frame counts for a task."""
-        every, offset = self.temporal, self.record().frame_offset
+        every, offset = self.temporal, 1
         if task == "v2v" and self.temporal_patch and self.temporal_patch > 1:
             # CogVideoX 1.5 refuses a video whose latent frames do not fill its temporal patches
             every = self.temporal * self.temporal_patch
             offset = self.temporal * (self.temporal_patch - 1) + 1
-        least = offset if offset > 0 else 1
-        return Counts(every=every, offset=offset, least=least, most=self.most_frames)
+        return Counts(every=every, offset=offset, least=offset, most=self.most_frames)
 
     def pipeline_for(self, task: Task) -> str:
         """The diffusers class that does a task with this model's components."""

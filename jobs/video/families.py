@@ -120,7 +120,6 @@ class Family:
     float32_modules: tuple[str, ...] = ()
     context_parallel: bool = False
     guidance_split: bool = False
-    frame_offset: int = 1
     most_frames: int = 1025
     most_pixels: int = 1920 * 1088
     scheduler_options: Mapping[str, Any] = field(default_factory=dict)
@@ -302,7 +301,6 @@ GENERIC: Final = Family(
     schedulers={},
     caches=(),
     backends=("native",),
-    frame_offset=0,
 )
 
 FAMILIES: Final[Mapping[str, Family]] = {

@@ -1,7 +1,7 @@
 """Versions of models: a folder's files by hash, and what the folder says about itself.
 
 A version is named by its digest and never changes; an alias (``wan2.1-1.3b``) points at one version at a
-time. Only safetensors are weights here. The farm's database keeps the documents (:mod:`farm.models`).
+time. Only safetensors are weights here. The documents lie in the database (:mod:`farm.repositories.models`).
 """
 
 from __future__ import annotations
@@ -50,6 +50,12 @@ class ModelVersion(Model):
         return f"{self.name}@{self.digest[:12]}"
 
 
+def version_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of :mod:`farm.repositories.models` as the document of a :class:`ModelVersion`."""
+    names = ("name", "digest", "folder")
+    return {**row["document"], **{name: row[name] for name in names}, "gates": row["measured"]}
+
+
 def digest_of(files: Iterable[ModelFile]) -> str:
     """The version's digest: SHA-256 over ``sha256␠␠path\\n`` of every file, by path.
 
@@ -84,7 +90,12 @@ def check_folder(folder: Path, files: Iterable[ModelFile], *, hashes: bool) -> N
         )
 
 
-def hash_file(path: Path) -> str:
-    """SHA-256 of a file, read in pieces of 1 MiB."""
+def hash_file(path: Path, read: Callable[[int], None] | None = None) -> str:
+    """SHA-256 of a file, read in pieces of 1 MiB; ``read`` is told the bytes of each."""
+    digest = hashlib.sha256()
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        while piece := file.read(2**20):
+            digest.update(piece)
+            if read is not None:
+                read(len(piece))
+    return digest.hexdigest()

@@ -134,9 +134,9 @@ def preset_defaults(facts: Facts, preset: Preset) -> Defaults:
     size, frames, steps = saved.size or base.size, saved.frames or base.frames, saved.steps or base.steps
     draft_steps = math.ceil(steps * base.draft_steps / base.steps)
     if preset == "draft":
-        # a folder that names its own size and count was trained at them, so a draft keeps those
-        size = size if saved.size else base.draft_size
-        frames = frames if saved.frames else base.draft_frames
+        # a draft is never larger than the whole, and a model trained at one size alone keeps to it
+        size = size if saved.keep else min(size, base.draft_size, key=math.prod)
+        frames = frames if saved.keep else min(frames, base.draft_frames)
         steps = draft_steps
     elif preset == "final":
         steps = math.ceil(steps * 1.2)
@@ -206,13 +206,22 @@ def _size(spec: Spec, facts: Facts, default: tuple[int, int], faults: _Faults) -
     divisor, most = facts.size_divisor, facts.record().most_pixels
     if spec.size is None:
         # a default that this very model cannot make (a larger patch than its family's) is the next one up
-        return math.ceil(width / divisor) * divisor, math.ceil(height / divisor) * divisor
+        limit = facts.most_side or math.inf
+        up = [math.ceil(side / divisor) * divisor for side in (width, height)]
+        return int(min(up[0], limit)), int(min(up[1], limit))
     if width % divisor or height % divisor:
         low, high = _sides(width, height, divisor)
         faults.add(
             "size",
             f"{spec.model} makes sides that are multiples of {divisor}, not {width}x{height}; nearest: "
             f"{low[0]}x{low[1]} and {high[0]}x{high[1]}",
+        )
+    elif facts.most_side is not None and max(width, height) > facts.most_side:
+        limit = facts.most_side
+        faults.add(
+            "size",
+            f"{spec.model} makes sides of at most {limit} pixels, not {width}x{height}; nearest: "
+            f"{min(width, limit)}x{min(height, limit)}",
         )
     elif width * height > most:
         scale = math.sqrt(most / (width * height))
