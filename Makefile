@@ -7,16 +7,21 @@ PIP := $(BIN)/python -m pip
 # Films of `make demo`: all, or a comma-separated choice such as ONLY=render
 ONLY ?= all
 OUTPUT ?= demo-out
+# what the chosen films need installed: a choice without video and nerf installs no torch
+comma := ,
+FILMS := $(if $(filter all,$(subst $(comma), ,$(ONLY))),video nerf,$(filter video nerf,$(subst $(comma), ,$(ONLY))))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types format bench clean
+.PHONY: help setup setup-video setup-nerf demo test lint types format bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(VENV)/.render ## virtual environment with the command `farm`, ready for render and encode jobs
+setup: $(VENV)/.render ## virtual environment with `farm` for render and encode jobs (setup-video, setup-nerf: those too)
 
-demo: $(VENV)/.render ## run the main job: a turntable is rendered, verified and filmed; the last line is the film's path
+setup-video setup-nerf: setup-%: $(VENV)/.%
+
+demo: $(VENV)/.render $(FILMS:%=$(VENV)/.%) ## make the demo films, each verified; the last line is the turntable's path
 	@sh scripts/debian_packages.sh --optional bwrap=bubblewrap '/usr/lib/*/libLLVM.so.1[7-9]*=libllvm19' 1>&2
 	@$(BIN)/farm demo --only "$(ONLY)" --output "$(OUTPUT)"
 
@@ -58,6 +63,10 @@ $(VENV)/.render: $(VENV)/.core
 	$(PIP) install --quiet --disable-pip-version-check -c constraints.txt -e '.[render]'
 	@touch $@
 
+$(VENV)/.video $(VENV)/.nerf: $(VENV)/.%: $(VENV)/.render
+	$(PIP) install --quiet --disable-pip-version-check -c constraints.txt -e '.[$*]'
+	@touch $@
+
 $(VENV)/.dev: $(VENV)/.render
-	$(PIP) install --quiet --disable-pip-version-check -c constraints.txt -e '.[render,broker,dev]'
+	$(PIP) install --quiet --disable-pip-version-check -c constraints.txt -e '.[render,broker,video,nerf,dev]'
 	@touch $@
