@@ -30,7 +30,7 @@ import torch
 import torch.nn.functional as F
 
 from jobs.video.tiny import model
-from jobs.video.tiny.clips import FRAMES, SIZE, TRAINING, Wish, draw_prompt
+from jobs.video.tiny.clips import FRAMES, TRAINING, Wish, draw_prompt
 from jobs.video.tiny.judge import judge
 from jobs.video.tiny.obedience import contact_sheet, make_films, measure, score
 from jobs.video.tiny.trainer import Averager, Length, Optimizer, Trainer, learning_rate
