@@ -37,7 +37,7 @@ app.add_typer(access.app, name="keys")
 app.add_typer(node.app, name="node")
 app.add_typer(nodes.app, name="nodes")
 app.add_typer(projects.app, name="projects")
-for optional in ("submit", "demo", "machine", "bench", "blender"):
+for optional in ("submit", "demo", "machine", "bench", "blender", "models"):
     # what belongs to gpu_pinning may not be there
     if importlib.util.find_spec(f"api.cli.{optional}") is not None:
         module = importlib.import_module(f"api.cli.{optional}")

@@ -12,6 +12,7 @@ from farm.client.credentials import Credentials, find_credentials
 from farm.client.fleet_models import Budget, Buffer, Guard, Key, Node, Pool, Project, Slot
 from farm.client.models import Answer, Artifact, Attempt, Event, Frame, Job, Page, Reason, Step, Task
 from farm.client.transport import Transport
+from farm.client.video_models import VideoModel
 
 Item = TypeVar("Item", bound=Answer)
 PAGE = 200
@@ -230,6 +231,27 @@ class FarmClient:
     def budgets(self) -> list[Budget]:
         """Byte budgets of every node and medium."""
         return list(self._list("/v1/budgets", Budget, None, {}))
+
+    def models(self, *, versions: bool = False) -> list[VideoModel]:
+        """Models by name; older versions as well where asked for."""
+        return list(self._list("/v1/models", VideoModel, None, {"versions": versions or None}))
+
+    def model(self, reference: str) -> VideoModel:
+        """One version, by ``name`` or ``name@digest``, with its files."""
+        return VideoModel.model_validate(self._get(f"/v1/models/{reference}"))
+
+    def add_model(self, document: Mapping[str, Any]) -> VideoModel:
+        """Add a version; ``document`` is what ``POST /v1/models`` takes."""
+        return VideoModel.model_validate(self.transport.post("/v1/models", json=dict(document)).json())
+
+    def remove_model(self, reference: str) -> None:
+        """Forget a name, or one version of it; files stay."""
+        self.transport.request("DELETE", f"/v1/models/{reference}")
+
+    def measure_model(self, reference: str, measured: Mapping[str, Any]) -> VideoModel:
+        """Keep a measurement of a lossy choice."""
+        answer = self.transport.request("PUT", f"/v1/models/{reference}/measurements", json=dict(measured))
+        return VideoModel.model_validate(answer.json())
 
     def keys(self) -> list[Key]:
         """Keys, without their secrets."""

@@ -5,10 +5,15 @@ Found by :mod:`jobs.video.folder` when a model is added; every later check reads
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
-from jobs.fields import Model
-from jobs.video.families import Counts, Dtype, Family, Resume, Task, family
+from jobs.encode.spec import FrameRate
+from jobs.fields import MAX_SIDE, Model
+from jobs.video.families import Counts, Dtype, Family, FamilyName, Resume, Task, family
+
+Side = Annotated[int, Field(ge=1, le=MAX_SIDE)]
 
 
 class SavedDefaults(Model):
@@ -19,41 +24,41 @@ class SavedDefaults(Model):
 
     keep: bool = False
 
-    size: tuple[int, int] | None = None
-    frames: int | None = None
-    fps: str | None = None
-    steps: int | None = None
-    guidance: float | None = None
-    guidance_2: float | None = None
-    flow_shift: float | None = None
-    negative_prompt: str | None = None
+    size: tuple[Side, Side] | None = None
+    frames: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    fps: FrameRate | None = None
+    steps: Annotated[int, Field(ge=1, le=1000)] | None = None
+    guidance: Annotated[float, Field(ge=0, le=50)] | None = None
+    guidance_2: Annotated[float, Field(ge=0, le=50)] | None = None
+    flow_shift: Annotated[float, Field(gt=0, le=50)] | None = None
+    negative_prompt: Annotated[str, Field(max_length=10_000)] | None = None
     dtype: Dtype | None = None
 
 
 class Facts(Model):
     """A model, from its configuration files."""
 
-    family: str
+    family: FamilyName
     pipeline_class: str
     """``_class_name`` of ``model_index.json``."""
-    tasks: list[Task]
+    tasks: list[Task] = Field(min_length=1, max_length=4)
     denoisers: list[str]
     """Components that denoise, in order of use; ``transformer`` then ``transformer_2`` in Wan 2.2."""
     components: dict[str, str]
     """Component to class name, those that are there."""
-    temporal: int
+    temporal: int = Field(ge=1, le=64)
     """Frames per latent frame."""
-    size_divisor: int
-    fixed_size: tuple[int, int] | None = None
+    size_divisor: int = Field(ge=1, le=1024)
+    fixed_size: tuple[Side, Side] | None = None
     """The one size that the model makes (learned position embeddings)."""
-    most_side: int | None = None
+    most_side: Annotated[int, Field(ge=1)] | None = None
     """Longest side in pixels (its table of positions ends there)."""
-    most_frames: int
-    temporal_patch: int | None = None
-    latent_channels: int
+    most_frames: int = Field(ge=1, le=100_000)
+    temporal_patch: Annotated[int, Field(ge=1, le=64)] | None = None
+    latent_channels: int = Field(ge=1)
     resume: Resume
     boundary_ratio: float | None = None
-    max_sequence_length: int
+    max_sequence_length: int = Field(ge=1)
     decode_timestep: float | None = None
     """LTX with a VAE that denoises while it decodes: to be passed on, with ``decode_noise_scale``."""
     decode_noise_scale: float | None = None

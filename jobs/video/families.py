@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+FamilyName = Literal["wan2.1", "wan2.2", "ltx", "cogvideox", "generic"]
 Task = Literal["t2v", "i2v", "flf2v", "v2v"]
 """Text to video; first image to video; first and last image to video; video to video."""
 Dtype = Literal["bfloat16", "float16", "float32"]
@@ -101,7 +102,7 @@ class Family:
     denoiser's, where the model's own files do not say.
     """
 
-    name: str
+    name: FamilyName
     title: str
     pipelines: Mapping[Task, str]
     denoisers: tuple[str, ...]
@@ -303,7 +304,7 @@ GENERIC: Final = Family(
     backends=("native",),
 )
 
-FAMILIES: Final[Mapping[str, Family]] = {
+FAMILIES: Final[Mapping[FamilyName, Family]] = {
     family.name: family for family in (WAN_2_1, WAN_2_2, LTX, COGVIDEOX, GENERIC)
 }
 EXACT_GENERIC: Final = frozenset(
@@ -318,6 +319,6 @@ EXACT_GENERIC: Final = frozenset(
 """Pipelines of the generic family that were seen to resume bit for bit; the others start again."""
 
 
-def family(name: str) -> Family:
-    """The family of that name. Raises :class:`KeyError`; names come from a model's facts."""
+def family(name: FamilyName) -> Family:
+    """The family of that name."""
     return FAMILIES[name]
