@@ -356,7 +356,8 @@ def _after_interruption(pipe: Any) -> None:
         if registry is not None:
             # a cache that outlived its job would be used by the next one
             registry.reset_stateful_hooks(recurse=True)
-    if hasattr(vae := getattr(pipe, "vae", None), "clear_cache"):
+    vae: Any = getattr(pipe, "vae", None)
+    if hasattr(vae, "clear_cache"):
         vae.clear_cache()
     pipe.maybe_free_model_hooks()
 

@@ -1,0 +1,303 @@
+"""The engine of ``video``: one sample at a time, from its prompt to its published frames."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from farm.errors import DeviceUnavailable, ParkRequested, PermanentFailure
+from jobs.engine import Host, TaskContext
+from jobs.video import caching, calls, checkpoint, loras, payload, preview, speed
+from jobs.video.attention import Attention
+from jobs.video.checkpoint import Snapshot
+from jobs.video.frames_out import FramesOut
+from jobs.video.inputs import read_inputs
+from jobs.video.memory import explained
+from jobs.video.payload import OUTPUT, Generation
+from jobs.video.pipelines import Loaded
+from jobs.video.prompts import PromptCache, refuse_long
+from jobs.video.replay import OtherInputs, Run
+from jobs.video.residency import Residency
+from jobs.video.saving import Saver
+from jobs.video.watch import Watch, check_frames
+
+torch: Any = importlib.import_module("torch")
+
+_DENOISED: float = 0.9
+"""Share of a task's progress that the denoise loop is; the rest is decoding and writing."""
+
+
+@dataclass(slots=True)
+class _Film:
+    """One film in the making."""
+
+    task: TaskContext
+    host: Host
+    generation: Generation
+    environment: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    stage: list[str] = field(default_factory=lambda: ["encode"])
+
+
+class VideoEngine:
+    """Keeps models, prompt embeddings and the way out for frames between tasks."""
+
+    def __init__(self) -> None:
+        self.residency = Residency()
+        self.prompts = PromptCache()
+        self.attention = Attention()
+        self._out: FramesOut | None = None
+
+    def open(self, host: Host) -> None:
+        """Say what torch works with here, and look at no hub: what is not in a model's folder is missing."""
+        os.environ["HF_HUB_OFFLINE"] = "1"
+        _quiet_libraries()
+        host.log.write(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
+
+    def close(self) -> None:
+        """Release models, memory and children."""
+        if self._out is not None:
+            self._out.close()
+            self._out = None
+        self.residency.clear()
+
+    def run(self, task: TaskContext, host: Host) -> None:
+        """Make the sample of a task and publish its frames."""
+        generation = payload.read(task)
+        _check_device(generation, task)
+        if generation.device == "cpu" and (threads := task.device.get("threads")):
+            # more threads than the slot owns only take turns; and their number is part of the bits
+            torch.set_num_threads(int(threads))
+        film = _Film(task, host, generation)
+        began = time.perf_counter()
+        loaded = self.residency.get(generation, lambda: host.phase("load"))
+        host.keep_warm(loaded.key)
+        film.facts["load_s"] = round(time.perf_counter() - began, 3)
+        out = self._out = self._out or FramesOut(int(task.device.get("threads") or os.cpu_count() or 1))
+        ring = out.prepare(generation.width, generation.height, generation.bits, loaded.device)
+        with (
+            host.phase("work"),
+            host.reserve(ring, "pinned" if loaded.device.type == "cuda" else "shm", "frame staging"),
+            host.frozen(out.pids),
+            explained(generation, film.stage, loaded.nbytes),
+        ):
+            self._make(film, loaded, out)
+
+    # --- one film ------------------------------------------------------------------------------------
+
+    def _make(self, film: _Film, loaded: Loaded, out: FramesOut) -> None:
+        host, generation = film.host, film.generation
+        if loaded.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        pictures = read_inputs(generation, host)
+        files = [host.asset(lora.path) for lora in generation.loras]
+        view = loaded.view(generation)
+        refuse_long(view, generation)
+        self.prompts.install(view, f"{generation.model.digest}:{generation.dtype}")
+        denoisers = loaded.denoisers(generation)
+        try:
+            with loras.applied(view, generation, files), caching.enabled(view, denoisers, generation):
+                dtype = getattr(torch, generation.dtype)
+                ran = self.attention.use(generation.attention, denoisers, loaded.device, dtype)
+                film.facts |= {"attention": ran, "compiled": speed.prepare(loaded, generation, denoisers)}
+                film.environment = checkpoint.environment(
+                    loaded.device,
+                    dtype=generation.dtype,
+                    quantisation=generation.quantisation,
+                    attention=ran,
+                    compiled=film.facts["compiled"],
+                    batch=1,
+                    gpus=generation.gpus,
+                )
+                frames = self._frames(film, loaded, view, denoisers, pictures)
+        finally:
+            self.attention.reset(denoisers)
+        self._write(film, out, frames)
+
+    def _frames(
+        self, film: _Film, loaded: Loaded, view: Any, denoisers: list[Any], pictures: dict[str, Any]
+    ) -> Any:
+        saved = self._saved(film, loaded.device)
+        try:
+            return self._denoise(film, loaded, view, denoisers, pictures, saved)
+        except OtherInputs:
+            film.host.log.write("the checkpoint was made from other inputs: the sample begins again")
+            film.facts["resumed_from"] = None
+            return self._denoise(film, loaded, view, denoisers, pictures, None)
+
+    def _denoise(
+        self,
+        film: _Film,
+        loaded: Loaded,
+        view: Any,
+        denoisers: list[Any],
+        pictures: dict[str, Any],
+        saved: Snapshot | None,
+    ) -> Any:
+        host, generation = film.host, film.generation
+        # on the host whatever the device: the same noise on every kind of GPU
+        generator = torch.Generator().manual_seed(generation.seed)
+        watch = Watch(loaded.device)
+        hooked = caching.hooked(generation)
+        exact = generation.model.facts.resume == "exact"
+        saver = Saver(host, generation.checkpoint_every, film.environment, exact_steps_only=hooked)
+        exactly_here = not film.facts.get("differences")
+
+        def boundary(run: Run) -> None:
+            watch.passing()
+            film.stage.append("denoise")
+            if exact:
+                saver.boundary(run)
+            host.check()
+
+        def stepped(index: int, latents: Any) -> None:
+            watch.stepped(index, latents)
+            if hooked and (index + 1) % generation.checkpoint_every == 0:
+                caching.clear(denoisers)
+            if previews is not None:
+                previews.offer(latents)
+            host.progress(_DENOISED * (index + 1) / run.total, f"step {index + 1} of {run.total}")
+
+        def decoding() -> None:
+            watch.denoised()
+            film.stage.append("decode")
+            host.check()
+
+        run = Run(
+            view,
+            [generator],
+            resume=saved,
+            boundary=boundary,
+            stepped=stepped,
+            decoding=decoding,
+            cache=caching.schedule_of(generation),
+            same_environment=exactly_here,
+        )
+        with self._previews(film, loaded) as previews, torch.inference_mode():
+            try:
+                given = calls.arguments(view, generation, generator, pictures)
+                with run:
+                    frames = view(**given).frames
+                watch.denoised()
+            except ParkRequested:
+                if exact:
+                    saver.park(run)
+                raise
+            except BaseException:
+                saver.abandon()
+                raise
+        saver.finish()
+        decoded = time.perf_counter()
+        black = check_frames(frames)
+        if frames.shape[1] != generation.frames:
+            raise PermanentFailure(
+                f"/frames: the pipeline made {frames.shape[1]} frames, not {generation.frames}"
+            )
+        film.facts |= {
+            "seconds": watch.seconds() | {"decode": round(decoded - (watch.last_step or decoded), 4)},
+            "steps_computed": watch.steps,
+            "checkpoints": {
+                "saved": saver.saved,
+                "bytes": saver.nbytes,
+                "longest_hold_s": round(saver.longest_hold_s, 4),
+            },
+            "all_black": black,
+        }
+        if black:
+            host.log.write("every frame is black: look at the prompt, the number type and the VAE")
+        return frames
+
+    def _saved(self, film: _Film, device: Any) -> Snapshot | None:
+        """The task's checkpoint, with what has changed since it was made said in the job."""
+        path = film.host.restore() if film.generation.model.facts.resume == "exact" else None
+        if path is None:
+            film.facts["resumed_from"] = None
+            return None
+        saved = checkpoint.read(path, device)
+        changed = checkpoint.differences(saved.environment, film.environment)
+        film.facts |= {"resumed_from": saved.step, "differences": changed}
+        film.host.log.write(f"goes on after step {saved.step}")
+        if changed:
+            film.host.log.write(
+                "the sample may differ in its last bits from an uninterrupted one, since this is not the "
+                "place where its checkpoint was made: " + "; ".join(changed)
+            )
+        return saved
+
+    @contextlib.contextmanager
+    def _previews(self, film: _Film, loaded: Loaded) -> Iterator[preview.Previews | None]:
+        vae = getattr(loaded.pipeline, "vae", None)
+        if not film.generation.preview or vae is None:
+            yield None
+            return
+        if "preview" not in loaded.notes:
+            loaded.notes["preview"] = preview.fit(vae)
+        if loaded.notes["preview"] is None:
+            yield None
+            return
+        previews = preview.Previews(loaded.notes["preview"], film.generation, film.host.preview)
+        try:
+            yield previews
+        finally:
+            previews.close()
+
+    # --- out -----------------------------------------------------------------------------------------
+
+    def _write(self, film: _Film, out: FramesOut, frames: Any) -> None:
+        host, generation, task = film.host, film.generation, film.task
+        described = {**generation.described(), "job": task.job_id, "take": task.take}
+        numbers = list(task.frames or ())
+        scratch, started = host.scratch, time.time()
+        peak = torch.cuda.max_memory_allocated() if frames.is_cuda else None
+        share = (1 - _DENOISED) / max(1, len(numbers))
+        last = time.perf_counter()
+
+        def path_of(index: int) -> Path:
+            return scratch / f"frame-{index + 1}.png"
+
+        def written(index: int, path: Path) -> None:
+            nonlocal last
+            now = time.perf_counter()
+            host.publish(index + 1, {OUTPUT: path}, started_at=started, duration_s=now - last, peak_vram=peak)
+            last = now
+            host.progress(min(1.0, _DENOISED + share * (index + 1)), f"frame {index + 1}")
+
+        text = {"Software": "Stillframe", "generation": json.dumps(described, ensure_ascii=False)}
+        out.write(
+            frames[0], generation.bits, path_of, text, [number - 1 for number in numbers], written, host.check
+        )
+        film.facts["seconds"] |= {"copy": round(out.copy_s, 4), "write": round(out.write_s, 4)}
+        film.facts["peak_vram"] = peak
+        report = {"settings": described, "environment": film.environment, "made": film.facts}
+        sidecar = scratch / "sidecar.json"
+        sidecar.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+        host.publish_artifact(f"{task.step_name}.json", sidecar, "application/json")
+        host.result(film.facts)
+
+
+def _check_device(generation: Generation, task: TaskContext) -> None:
+    owned = task.device.get("kind", "cpu")
+    if generation.device == "cuda" and owned != "cuda":
+        raise DeviceUnavailable("/device: cuda was asked for, and this slot owns no GPU")
+
+
+def _quiet_libraries() -> None:
+    """Their progress bars and advice go to nobody; errors are raised."""
+    diffusers = importlib.import_module("diffusers.utils.logging")
+    diffusers.set_verbosity_error()
+    diffusers.disable_progress_bar()
+    transformers = importlib.import_module("transformers.utils.logging")
+    transformers.set_verbosity_error()
+    transformers.disable_progress_bar()
+
+
+def create() -> VideoEngine:
+    """A fresh engine."""
+    return VideoEngine()

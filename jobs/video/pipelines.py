@@ -1,0 +1,194 @@
+"""Loading a model folder, and a pipeline of its own for each job over the shared components."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from farm.errors import DeviceUnavailable, NotInstalled, PermanentFailure
+from jobs.video import schedulers
+from jobs.video.models import check_folder
+from jobs.video.payload import Generation
+
+torch: Any = importlib.import_module("torch")
+
+
+@dataclass(slots=True)
+class Loaded:
+    """The components of one version, as its warm key says: loaded, checked, quantised, on their device."""
+
+    key: str
+    pipeline: Any
+    """The folder's own pipeline; jobs never call it, they call a :meth:`view`."""
+    device: Any
+    nbytes: int
+    movable: bool = True
+    """Can be kept in host memory and come back."""
+    resident: bool = True
+    """On its device, rather than kept in host memory."""
+    notes: dict[str, Any] = field(default_factory=dict)
+    """What others remember about it while it is loaded: the preview's projection, compiled shapes."""
+
+    def view(self, generation: Generation) -> Any:
+        """The pipeline class of the job's task over these components, with a scheduler of its own.
+
+        Raises :class:`farm.errors.PermanentFailure` where the components do not make such a pipeline.
+        """
+        name = generation.model.pipeline_class
+        kind: Any = type(self.pipeline)
+        if kind.__name__ != name:
+            kind = getattr(importlib.import_module("diffusers"), name, None)
+            if kind is None:
+                raise PermanentFailure(f"/model: this diffusers has no pipeline {name}")
+        components = dict(self.pipeline.components)
+        components["scheduler"] = schedulers.build(self.pipeline.scheduler, generation)
+        given: dict[str, Any] = {}
+        for argument, parameter in inspect.signature(kind.__init__).parameters.items():
+            if argument == "self":
+                continue
+            if argument in components:
+                given[argument] = components[argument]
+            elif argument in self.pipeline.config:
+                given[argument] = self.pipeline.config[argument]
+            elif parameter.default is inspect.Parameter.empty:
+                given[argument] = None
+        try:
+            view = kind(**given)
+        except (ValueError, TypeError, AttributeError) as error:
+            raise PermanentFailure(f"/model: its components make no {name}: {error}") from error
+        view.set_progress_bar_config(disable=True)
+        self._place(view, generation)
+        return view
+
+    def denoisers(self, generation: Generation) -> list[Any]:
+        """The models that denoise, in order of use."""
+        parts = self.pipeline.components
+        return [part for name in generation.model.facts.denoisers if (part := parts.get(name)) is not None]
+
+    def _place(self, view: Any, generation: Generation) -> None:
+        if generation.offload == "model":
+            view.enable_model_cpu_offload(device=self.device)
+        vae = getattr(view, "vae", None)
+        if vae is None:
+            return
+        switch = "enable_tiling" if generation.vae_tiling else "disable_tiling"
+        if hasattr(vae, switch):
+            getattr(vae, switch)()
+        elif generation.vae_tiling:
+            raise PermanentFailure(f"/vae_tiling: {type(vae).__name__} cannot decode in tiles; leave it out")
+
+
+def device_of(generation: Generation) -> Any:
+    """The device that the job asks for. Raises :class:`farm.errors.DeviceUnavailable`; never another one."""
+    if generation.device == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise DeviceUnavailable("/device: cuda was asked for, and torch sees no NVIDIA GPU in this slot")
+    return torch.device("cuda", 0)
+
+
+def load(generation: Generation) -> Loaded:
+    """Load a version from its folder.
+
+    Safetensors only; the farm's own Python only, unless an administrator has allowed the folder's. Components
+    take the job's number type, those that the family keeps in float32 stay there. Raises
+    :class:`farm.errors.PermanentFailure` for a folder that is missing, changed or incomplete, and for weights
+    that are not finite.
+    """
+    model, device = generation.model, device_of(generation)
+    folder = Path(model.folder)
+    if generation.offload != "none" and device.type != "cuda":
+        raise PermanentFailure("/offload: it moves weights between host and GPU; without a GPU leave it out")
+    check_folder(folder, model.files, hashes=False)
+    diffusers = importlib.import_module("diffusers")
+    dtype = getattr(torch, generation.dtype)
+    dtypes = dict.fromkeys(model.record().float32_components, torch.float32)
+    try:
+        pipeline = diffusers.DiffusionPipeline.from_pretrained(
+            folder,
+            dtype={**dtypes, "default": dtype},
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=model.remote_code,
+        )
+    except (OSError, ValueError, TypeError, RuntimeError, KeyError, AttributeError, ImportError) as error:
+        raise PermanentFailure(f"/model: {model.name} cannot be loaded: {str(error)[:500]}") from error
+    modules = {name: part for name, part in pipeline.components.items() if isinstance(part, torch.nn.Module)}
+    for name, module in modules.items():
+        module.eval().requires_grad_(False)
+        _refuse_missing(folder / name, module, f"{model.name}: {name}")
+    if generation.offload == "none":
+        pipeline.to(device)
+    for name, module in modules.items():
+        _refuse_not_finite(module, f"{model.name}: {name}")
+    if generation.quantisation != "none":
+        quantise(pipeline, generation)
+    if generation.offload == "group":
+        for name in model.facts.denoisers:
+            modules[name].enable_group_offload(
+                onload_device=device, offload_type="block_level", num_blocks_per_group=1, use_stream=True
+            )
+        for name, module in modules.items():
+            if name not in model.facts.denoisers:
+                module.to(device)
+    nbytes = sum(_nbytes(module) for module in modules.values())
+    movable = (
+        generation.offload == "none" and generation.quantisation == "none" and generation.compile == "none"
+    )
+    return Loaded(generation.warm_key, pipeline, device, nbytes, movable)
+
+
+def quantise(pipeline: Any, generation: Generation) -> None:
+    """Make the linear layers of the denoisers' blocks fp8 or int8, dynamically scaled by row.
+
+    Raises :class:`farm.errors.NotInstalled` without torchao, and :class:`farm.errors.PermanentFailure` where
+    the device cannot multiply in that type.
+    """
+    try:
+        torchao = importlib.import_module("torchao.quantization")
+    except ImportError:
+        raise NotInstalled("/quantisation: it needs torchao: pip install torchao") from None
+    if generation.quantisation == "fp8":
+        if generation.device != "cuda" or torch.cuda.get_device_capability() < (8, 9):
+            raise PermanentFailure("/quantisation: fp8 needs a GPU of compute capability 8.9; choose int8")
+        config = torchao.Float8DynamicActivationFloat8WeightConfig(granularity=torchao.PerRow())
+    else:
+        config = torchao.Int8DynamicActivationInt8WeightConfig()
+
+    def is_block_layer(module: Any, name: str) -> bool:
+        return isinstance(module, torch.nn.Linear) and "blocks." in name and module.weight.shape[0] % 16 == 0
+
+    for name in generation.model.facts.denoisers:
+        torchao.quantize_(getattr(pipeline, name), config, filter_fn=is_block_layer)
+
+
+def _refuse_missing(folder: Path, module: Any, what: str) -> None:
+    """Weights that no file holds are left at random by the libraries, with a line in a log."""
+    if not type(module).__module__.startswith("diffusers."):
+        return
+    found: set[str] = set()
+    open_file = importlib.import_module("safetensors").safe_open
+    for path in folder.glob("*.safetensors"):
+        with open_file(str(path), framework="pt") as file:
+            found |= set(file.keys())
+    missing = sorted(set(module.state_dict()) - found)
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise PermanentFailure(f"/model: {what} lacks the weights {missing[0]}{more}")
+
+
+def _refuse_not_finite(module: Any, what: str) -> None:
+    for name, weight in module.named_parameters():
+        if weight.is_floating_point() and not bool(torch.isfinite(weight).all()):
+            bad = int(weight.numel() - torch.isfinite(weight).sum())
+            raise PermanentFailure(
+                f"/model: {what}.{name} has {bad:,} values that are not finite (NaN or infinite); "
+                "get the weights again"
+            )
+
+
+def _nbytes(module: Any) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in (*module.parameters(), *module.buffers()))

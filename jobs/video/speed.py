@@ -1,0 +1,70 @@
+"""Regional compilation: a denoiser's repeated blocks, kernels cached under all that they depend on."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from jobs.video.payload import Generation
+from jobs.video.pipelines import Loaded
+
+torch: Any = importlib.import_module("torch")
+
+
+def compile_key(generation: Generation, device: Any) -> dict[str, Any]:
+    """All that compiled kernels depend on; a change of any of them compiles anew."""
+    cuda = torch.device(device).type == "cuda"
+    return {
+        "torch": torch.__version__,
+        "triton": _version("triton"),
+        "diffusers": _version("diffusers"),
+        "torchao": _version("torchao") if generation.quantisation != "none" else None,
+        "cuda": torch.version.cuda if cuda else None,
+        "arch": ".".join(map(str, torch.cuda.get_device_capability(device))) if cuda else "cpu",
+        "model": generation.model.digest,
+        "dtype": generation.dtype,
+        "quantisation": generation.quantisation,
+        "attention": generation.attention,
+        "shape": [generation.frames, generation.height, generation.width],
+    }
+
+
+def prepare(loaded: Loaded, generation: Generation, denoisers: list[Any]) -> str | None:
+    """Compile the denoisers' repeated blocks if the job asks for it; the key's hash, ``None`` without.
+
+    The kernels lie in ``FARM_COMPILE_CACHE`` (left out: the user's cache folder), one folder a key.
+    """
+    if generation.compile == "none":
+        return None
+    key = compile_key(generation, loaded.device)
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:24]
+    folder = cache_root() / digest
+    if loaded.notes.get("compiled") == digest:
+        return digest
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "key.json").write_text(json.dumps(key, indent=2, sort_keys=True) + "\n")
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
+    os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")
+    if "compiled" not in loaded.notes:
+        for denoiser in denoisers:
+            denoiser.compile_repeated_blocks()
+    loaded.notes["compiled"] = digest
+    return digest
+
+
+def cache_root() -> Path:
+    """Where compiled kernels are kept."""
+    own = os.environ.get("FARM_COMPILE_CACHE")
+    return Path(own) if own else Path.home() / ".cache" / "stillframe" / "kernels"
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
