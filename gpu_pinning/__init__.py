@@ -51,8 +51,9 @@ from gpu_pinning.irq_moves import move_interrupts
 from gpu_pinning.machine import Gpu, Topology
 from gpu_pinning.nvml import GpuHealth, Nvml, session
 from gpu_pinning.observed import ObservedNeighbour
+from gpu_pinning.ours import slot_processes, without_slots
 from gpu_pinning.placement import make_plan
-from gpu_pinning.plan import NeighbourPlan, Plan, Sharing, SlotPlan
+from gpu_pinning.plan import NeighbourPlan, Plan, Refusal, Sharing, SlotPlan
 from gpu_pinning.topology import read as read_topology
 from gpu_pinning.unit import systemd_unit
 from gpu_pinning.wishes import NeighbourWish, SlotWish, Wishes
@@ -78,6 +79,7 @@ __all__ = [
     "ObservedNeighbour",
     "PinningError",
     "Plan",
+    "Refusal",
     "Setting",
     "Sharing",
     "SlotGroup",
@@ -108,7 +110,9 @@ __all__ = [
     "render_plan",
     "render_table",
     "run_doctor",
+    "slot_processes",
     "systemd_unit",
     "why_busy_now",
+    "without_slots",
     "xid_findings",
 ]

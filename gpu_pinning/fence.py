@@ -105,7 +105,7 @@ class Fence:
         return left
 
     def _disk_limit(self, limit: int) -> list[Setting]:
-        path = Path(self.slot.limits.disk_path or ".")
+        path = Path(self.slot.limits.disk_path or self.run_dir)
         if "io" not in self.group.folders:
             return [settled("disk write", str(limit), None, error="no right to the io controller")]
         disk = disk_of(path)

@@ -57,7 +57,7 @@ def build(
             memory_bytes=wish.memory,
             processes=wish.processes,
             disk_write_bytes=wish.disk_write,
-            disk_path=(wishes.paths.work or ".") if wish.disk_write else None,
+            disk_path=wishes.paths.work if wish.disk_write else None,
         ),
         nice=wish.nice if wish.nice is not None else (0 if gpus else 10),
         ionice=wish.ionice or ("none" if gpus else "best-effort"),

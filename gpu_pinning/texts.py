@@ -19,13 +19,12 @@ from gpu_pinning.doctor import DoctorFinding, examine, exit_code, live_findings
 from gpu_pinning.draw import render_diff, render_plan, table
 from gpu_pinning.machine import Topology
 from gpu_pinning.observed import ObservedNeighbour, fence_command
+from gpu_pinning.ours import slot_processes, without_slots
 from gpu_pinning.placement import make_plan
 from gpu_pinning.plan import Plan
 from gpu_pinning.unit import systemd_unit
 from gpu_pinning.wishes import Wishes
 
-RUNNING_PLAN = "plan.json"
-"""Name of the file in the node's data folder in which an agent keeps the plan that it has applied."""
 Output = tuple[str, int]
 """Text for standard output, and the exit code."""
 
@@ -101,8 +100,14 @@ def plan_text(
     running: Plan | None = None,
     as_diff: bool = False,
 ) -> Output:
-    """``farm plan``; 1 where something was refused. ``running`` is the plan that runs, for ``--diff``."""
+    """``farm plan``; 1 where something was refused.
+
+    ``running`` is the plan that runs here: what its slots have in use is free to be planned, and ``--diff``
+    compares with it.
+    """
     machine = the_machine(recorded)
+    if running is not None and recorded is None:
+        machine = without_slots(machine, running.by_name, slot_processes(machine, running.by_name))
     plan = make_plan(machine, the_wishes(farm_toml), _observed(machine, recorded))
     code = 1 if plan.refusals else 0
     if as_diff:
@@ -177,7 +182,7 @@ def doctor_findings(
 ) -> tuple[DoctorFinding, ...]:
     """All findings for this machine, or those that a recorded one shows.
 
-    ``more`` are the caller's own. ``folders`` are looked at for free space where farm.toml names none.
+    ``more`` are the caller's own. ``folders`` are looked at for free space beside those of farm.toml.
     """
     machine = the_machine(recorded)
     wishes = the_wishes(farm_toml)
@@ -185,10 +190,8 @@ def doctor_findings(
     findings = examine(machine, make_plan(machine, wishes, observed), observed)
     if recorded is not None:
         return findings
-    paths = wishes.paths
-    looked_at = (
-        [Path(p) for p in (paths.work, paths.spool, paths.store) if p] or list(folders) or [Path.cwd()]
-    )
+    named = [Path(p) for p in (wishes.paths.work, wishes.paths.spool) if p]
+    looked_at = dict.fromkeys([*named, *folders])
     return (*findings, *live_findings(machine, looked_at), *more)
 
 

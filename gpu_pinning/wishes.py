@@ -221,8 +221,6 @@ class Paths(_Strict):
 
     work: str | None = None
     spool: str | None = None
-    store: str | None = None
-    models: str | None = None
 
 
 class Wishes(_Strict):
@@ -256,6 +254,11 @@ class Wishes(_Strict):
                     f"slots: {slot.name!r} with count = {slot.count!r} makes slots called {slot.name}-0, "
                     f"{slot.name}-1, …, and {clash[0]!r} may be one of them; rename it"
                 )
+        if (limited := next((s for s in self.slots if s.disk_write), None)) and not self.paths.work:
+            raise ValueError(
+                f"slots.{limited.name}.disk_write limits writes to the disk of paths.work, which is not set; "
+                "set it to the folder in which slots are to write"
+            )
         known = [n.name for n in self.neighbours]
         for slot in self.slots:
             if slot.share_with and slot.share_with not in known:

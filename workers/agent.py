@@ -36,10 +36,20 @@ from workers.managed_slot import ManagedSlot
 from workers.node_config import NodeConfig, read_node_config
 from workers.node_folders import NodeFolders, lock_node
 from workers.orders import Circumstances, order
-from workers.placement import Seating, device_of, keep_plan, move_planned_interrupts, seat, tell_plan
+from workers.placement import (
+    Seating,
+    device_of,
+    forget_plan,
+    keep_plan,
+    move_planned_interrupts,
+    refuse_impossible,
+    seat,
+    tell_plan,
+)
 from workers.preemption import Preemption
 from workers.processes import become_subreaper, end_strays
-from workers.reseating import Reseating, without_ours
+from workers.replanning import Replanning
+from workers.reseating import Reseating
 from workers.slot_views import SlotViews
 
 log = structlog.get_logger(__name__)
@@ -80,6 +90,7 @@ class Agent:
             wake=self._wakes.wake,
         )
         self._reseating: Reseating | None = None
+        self._replanning = Replanning(config, self._notify)
         self._replan_wanted = False
         self._auditor = Auditor(
             lambda: self._seating, self._views.subjects, self._notify, settings.audit_every_s
@@ -138,7 +149,7 @@ class Agent:
     def _take_up(self, node_id: str, slots: dict[str, str]) -> None:
         for name in self._seating.plan.by_name:
             self._add_slot(slots[name], name)
-        keep_plan(self._settings.data, self._seating.plan)
+        keep_plan(self._folders.control, self._seating.plan)
         move_planned_interrupts(self._seating)
         self._auditor.start()
         self._disks.start()
@@ -237,19 +248,16 @@ class Agent:
     # --- a changed farm.toml -------------------------------------------------------------------------
 
     def _replan(self) -> None:
-        """Read farm.toml again, and begin a rolling drain to what it says; a bad one changes nothing."""
-        try:
-            config = read_node_config(self._config.path)
-            if config.name != self._config.name:
-                raise InvalidInput("name: a running node keeps its name; stop the agent to change it")
-            seats = {slot.name: slot.seat for slot in self._slots.values()}
-            pids = {pid for subject in self._views.subjects() for pid in subject.fence.pids(subject.pid)}
-            wanted = seat(config, lambda machine: without_ours(machine, seats, pids))
-        except (InvalidInput, PinningError) as error:
-            log.error("farm.toml is not applied; the plan that runs stays", error=str(error))
-            return
+        """Let farm.toml be read again; what may be applied comes back in a moment."""
+        seats = {slot.name: slot.seat for slot in self._slots.values()}
+        pids = {pid for subject in self._views.subjects() for pid in subject.fence.pids(subject.pid)}
+        self._replanning.begin(self._seating, seats, pids)
+
+    def _apply(self, wanted: Seating) -> None:
+        """Begin a rolling drain to a new plan, also where an earlier one has not come to its end."""
         tell_plan(wanted)
-        self._reseating = Reseating(self._seating, wanted, self._retire)
+        seats = {slot.name: slot.seat for slot in self._slots.values()}
+        self._reseating = Reseating(self._seating, seats, wanted, self._retire)
         changes = [change.model_dump(mode="json") for change in self._reseating.changes]
         log.info("applying farm.toml", changes=len(changes))
         self._seating = wanted
@@ -260,11 +268,17 @@ class Agent:
             events.emit(conn, "node.plan", node_id=self._link.node_id, data={"changes": changes})
 
         self._link.tell("plan changed", once)
+        for slot in self._slots.values():
+            if slot.restart_at is not None and slot.seat != wanted.slot(slot.name):
+                # its troubles were those of its old seat
+                slot.restart_at = 0.0
 
     def _reseat(self) -> None:
-        if self._replan_wanted and self._reseating is None and self._slots:
+        if self._replan_wanted and not self._replanning.busy and self._slots:
             self._replan_wanted = False
             self._replan()
+        if (wanted := self._replanning.take()) is not None:
+            self._apply(wanted)
         moving, known = self._reseating, self._link.registration
         if moving is None or known is None or not moving.wanted.plan.by_name.keys() <= known.slots.keys():
             return
@@ -280,14 +294,23 @@ class Agent:
             slot, planned = self._slots[known.slots[name]], moving.wanted.plan.slot(name)
             if slot.seat != planned:
                 slot.seat = planned
-                rows = slot.process.launched() if slot.process is not None else None
-                slot.device = device_of(moving.wanted, planned, rows)
-                self._desk.show(slot)
+                self._describe(slot, pools_changed=True)
         if moving.done(self._slots):
+            # what a slot shares with a neighbour may be another, although neither it nor its class is
+            for slot in self._slots.values():
+                self._describe(slot)
             log.info("farm.toml is applied")
-            keep_plan(self._settings.data, moving.wanted.plan)
+            keep_plan(self._folders.control, moving.wanted.plan)
             move_planned_interrupts(moving.wanted)
             self._reseating = None
+
+    def _describe(self, slot: ManagedSlot, *, pools_changed: bool = False) -> None:
+        """Let the database have a slot as the present plan has it, where that differs."""
+        rows = slot.process.launched() if slot.process is not None else None
+        device = device_of(self._seating, slot.seat, rows, slot.device.get("audit", ()))
+        if pools_changed or device != slot.device:
+            slot.device = device
+            self._desk.show(slot)
 
     # --- stopping ------------------------------------------------------------------------------------
 
@@ -331,6 +354,7 @@ class Agent:
         for slot in self._slots.values():
             with suppress(PinningError):
                 slot.fence.remove()
+        forget_plan(self._folders.control)
         self._wakes.close()
         os.close(self._lock_fd)
 
@@ -389,6 +413,7 @@ def run_agent(settings: Settings, config: NodeConfig | None = None) -> int:
     except PinningError as error:
         raise Unavailable(f"this machine's slots cannot be planned: {error}") from error
     tell_plan(seating)
+    refuse_impossible(seating)
     return Agent(settings, seating).run()
 
 

@@ -157,7 +157,7 @@ class DatabaseLink:
         def once() -> None:
             assert self.registration is not None
             with self._db.write() as conn:
-                slots = register_plan(conn, self.registration, seating)
+                slots = register_plan(conn, self._settings, self.registration, seating)
             self._seating = seating
             self.registration = replace(self.registration, slots=slots)
 

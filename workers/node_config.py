@@ -47,11 +47,11 @@ def read_node_config(path: Path | None) -> NodeConfig:
     try:
         return NodeConfig(Wishes.load(path), path.resolve())
     except ConfigError as error:
-        faults = [FieldFault(_pointer(field), f"{value!r}: {fix}") for field, value, fix in error.problems]
+        faults = [FieldFault(pointer(field), f"{value!r}: {fix}") for field, value, fix in error.problems]
         text = "; ".join(f"{fault.pointer}: {fault.message}" for fault in faults)
         raise InvalidInput(f"{path}: {text}", faults) from None
 
 
-def _pointer(field: str) -> str:
-    """``slots[0].pools`` as the JSON pointer ``/slots/0/pools``."""
+def pointer(field: str) -> str:
+    """``slots[0].pools`` or ``slots.a.cores`` as a JSON pointer: ``/slots/0/pools``, ``/slots/a/cores``."""
     return "/" + re.sub(r"[\[\].]+", "/", field).strip("/")

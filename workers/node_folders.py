@@ -11,6 +11,8 @@ from farm.errors import Conflict
 from farm.settings import Settings
 from gpu_pinning.wishes import Paths
 
+_LOCK = "lock"
+
 
 @dataclass(frozen=True, slots=True)
 class NodeFolders:
@@ -26,13 +28,29 @@ class NodeFolders:
     @classmethod
     def of(cls, settings: Settings, node_name: str, paths: Paths) -> NodeFolders:
         """Make them. Nodes that share a data folder do not share these. ``paths`` are those of farm.toml."""
-        run = settings.run_dir / "nodes" / node_name
+        run = node_folder(settings, node_name)
         spool = Path(paths.spool) if paths.spool else settings.data / "spool"
         scratch = Path(paths.work) / node_name / "scratch" if paths.work else run / "scratch"
-        folders = cls(run, spool / node_name, scratch, run / "output", run / "fence", run / "lock")
+        folders = cls(run, spool / node_name, scratch, run / "output", run / "fence", run / _LOCK)
         for folder in (folders.control, folders.spool, folders.scratch, folders.output, folders.fence):
             folder.mkdir(parents=True, exist_ok=True)
         return folders
+
+
+def node_folder(settings: Settings, node_name: str) -> Path:
+    """Where a node keeps what only its present life needs."""
+    return settings.run_dir / "nodes" / node_name
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether an agent runs in a node's folder. Looks without taking the lock, which would be in its way."""
+    try:
+        found = (folder / _LOCK).stat()
+        locks = Path("/proc/locks").read_text(encoding="ascii")
+    except OSError:
+        return False
+    wanted = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    return any("FLOCK" in row and wanted in row.split() for row in locks.splitlines())
 
 
 def lock_node(path: Path, name: str) -> int:

@@ -11,6 +11,8 @@ from typing import Any
 
 import structlog
 
+from farm.errors import FieldFault, InvalidInput
+from farm.settings import Settings
 from gpu_pinning import (
     Plan,
     SlotPlan,
@@ -22,12 +24,12 @@ from gpu_pinning import (
     read_topology,
 )
 from gpu_pinning.group import Setting
-from workers.node_config import NodeConfig
+from workers.node_config import NodeConfig, pointer
+from workers.node_folders import is_locked, node_folder
 
 log = structlog.get_logger(__name__)
 
-KEPT_PLAN = "plan.json"
-"""File in the data folder with the plan that an agent has applied; ``farm plan --diff`` reads it."""
+_KEPT_PLAN = "plan.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +67,47 @@ def seat(config: NodeConfig, seen: Callable[[Topology], Topology] = lambda machi
     return Seating(config, machine, make_plan(machine, config.wishes, discover_neighbours(machine)))
 
 
-def keep_plan(data: Path, plan: Plan) -> None:
-    """Keep the plan that runs, for ``farm plan --diff``."""
-    target = data / KEPT_PLAN
+def refuse_impossible(seating: Seating, running: Plan | None = None) -> None:
+    """Refuse a farm.toml that cannot be: a neighbour without a place, or no slot at all.
+
+    A farm.toml that is to take the place of a ``running`` plan may not bring any refusal that is new. Raises
+    :class:`farm.errors.InvalidInput` with each refusal that counts.
+    """
+    plan = seating.plan
+    grave = [
+        refusal
+        for refusal in plan.refusals
+        if not plan.slots or (running is not None and refusal not in running.refusals)
+    ]
+    if grave:
+        faults = [FieldFault(pointer(r.wish), f"{r.reason}; {r.fix}") for r in grave]
+        text = "; ".join(f"{r.wish}: {r.reason} ({r.fix})" for r in grave)
+        raise InvalidInput(f"{seating.config.path or 'this node'}: {text}", faults)
+
+
+def keep_plan(folder: Path, plan: Plan) -> None:
+    """Keep the plan that runs in the node's folder, for ``farm plan --diff``."""
+    target = folder / _KEPT_PLAN
     partial = target.with_suffix(f".{os.getpid()}.part")
     partial.write_text(plan.dump(), encoding="utf-8")
     partial.replace(target)
+
+
+def forget_plan(folder: Path) -> None:
+    """The node's slots have ended: no plan runs."""
+    (folder / _KEPT_PLAN).unlink(missing_ok=True)
+
+
+def running_plan(settings: Settings, config: NodeConfig) -> Plan | None:
+    """The plan that this node's agent has applied; None where no agent of it runs with this data folder.
+
+    Raises :class:`gpu_pinning.PinningError` for a plan of another version of the farm.
+    """
+    folder = node_folder(settings, config.name)
+    kept = folder / _KEPT_PLAN
+    if not is_locked(folder) or not kept.exists():
+        return None
+    return Plan.parse(kept.read_text(encoding="utf-8"), str(kept))
 
 
 def device_of(

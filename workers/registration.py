@@ -9,6 +9,7 @@ import sqlalchemy as sa
 import structlog
 
 from farm import ledger
+from farm.db import tables as t
 from farm.db.connect import Database
 from farm.lifecycle import machines
 from farm.settings import Settings
@@ -35,16 +36,6 @@ def register(
     db: Database, settings: Settings, seating: Seating, folders: NodeFolders, incarnation: str
 ) -> Registration:
     """Register this life of the agent; what an agent before it left undone is told or given back first."""
-    budgets = (
-        {
-            "spool": settings.spool_budget,
-            "shm": settings.shm_budget,
-            "store": settings.store_budget,
-            "pinned": settings.pinned_budget,
-        }
-        | vram_budget(seating)
-        | seating.config.budgets
-    )
     # an agent before us was killed: its slots are dead, but what they spooled still counts
     for spool in sorted(folders.spool.glob("*.spool")):
         _replay_left(db, settings, spool)
@@ -58,12 +49,28 @@ def register(
             for slot in seating.plan.slots
         }
         machines.retire_slots(conn, node_id, keep=list(slots.values()))
-        for medium, size in budgets.items():
+        for medium, size in budgets(settings, seating).items():
             ledger.set_budget(conn, node_id, medium, size)
     return Registration(node_id, incarnation, slots)
 
 
-def register_plan(conn: sa.Connection, known: Registration, seating: Seating) -> dict[str, str]:
+def budgets(settings: Settings, seating: Seating) -> dict[str, int]:
+    """Bytes per medium: what farm.toml says, else the slots' video memory and the settings."""
+    return (
+        {
+            "spool": settings.spool_budget,
+            "shm": settings.shm_budget,
+            "store": settings.store_budget,
+            "pinned": settings.pinned_budget,
+        }
+        | vram_budget(seating)
+        | seating.config.budgets
+    )
+
+
+def register_plan(
+    conn: sa.Connection, settings: Settings, known: Registration, seating: Seating
+) -> dict[str, str]:
     """The node is to be as this plan has it: rows for its new slots; the ids of all slots by name."""
     slots = dict(known.slots)
     machines.describe_node(conn, known.node_id, node_info(seating))
@@ -71,7 +78,10 @@ def register_plan(conn: sa.Connection, known: Registration, seating: Seating) ->
         if slot.name not in slots:
             device = device_of(seating, slot)
             slots[slot.name] = machines.register_slot(conn, known.node_id, slot.name, slot.pools, device)
-    for medium, size in (vram_budget(seating) | seating.config.budgets).items():
+    wanted = budgets(settings, seating)
+    # a node without GPU slots has no video memory to give any more
+    given = conn.scalars(sa.select(t.byte_budgets.c.medium).where(t.byte_budgets.c.node_id == known.node_id))
+    for medium, size in (dict.fromkeys(given, 0) | wanted).items():
         ledger.set_budget(conn, known.node_id, medium, size)
     return slots
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 import structlog
 
-from gpu_pinning import Change, Fence, SlotPlan, Topology, diff_plans
+from gpu_pinning import Change, Fence, SlotPlan, diff_plans
 from workers.managed_slot import ManagedSlot
 from workers.node_folders import NodeFolders
 from workers.placement import Seating, device_of
@@ -19,28 +19,22 @@ from workers.placement import Seating, device_of
 log = structlog.get_logger(__name__)
 
 
-def without_ours(machine: Topology, slots: Mapping[str, SlotPlan], pids: set[int]) -> Topology:
-    """The machine as it would be without our own slots: what they have in use is free to be planned.
-
-    ``slots`` by name, ``pids`` are all their processes. A stranger on one of their GPUs stays one.
-    """
-    ours = {uuid for slot in slots.values() for uuid in slot.gpus}
-    gpus = []
-    for gpu in machine.gpus:
-        if gpu.uuid in ours and gpu.processes is not None:
-            others = tuple(process for process in gpu.processes if process.pid not in pids)
-            used = 0 if len(others) < len(gpu.processes) else gpu.memory_used_bytes
-            gpu = gpu.model_copy(update={"processes": others, "memory_used_bytes": used})
-        gpus.append(gpu)
-    return machine.model_copy(update={"gpus": tuple(gpus)})
-
-
 class Reseating:
-    """One rolling drain towards ``wanted``. Call :meth:`turn` often, on the agent's main thread."""
+    """One rolling drain towards ``wanted``. Call :meth:`turn` often, on the agent's main thread.
 
-    def __init__(self, running: Seating, wanted: Seating, retire: Callable[[ManagedSlot, str], None]) -> None:
+    ``seats`` are those in which the slots sit now: an earlier drain may not have come to its end.
+    """
+
+    def __init__(
+        self,
+        running: Seating,
+        seats: Mapping[str, SlotPlan],
+        wanted: Seating,
+        retire: Callable[[ManagedSlot, str], None],
+    ) -> None:
         self.wanted = wanted
-        self.changes: tuple[Change, ...] = diff_plans(running.plan, wanted.plan)
+        present = running.plan.model_copy(update={"slots": tuple(seats.values())})
+        self.changes: tuple[Change, ...] = diff_plans(present, wanted.plan)
         self._retire = retire
         self._waiting = deque(change.name for change in self.changes if change.drains)
         self._leaving: str | None = None

@@ -80,13 +80,15 @@ def plan(
 
     Exit code 1 where a wish was refused.
     """
-    from gpu_pinning import Plan, texts
+    from gpu_pinning import texts
+    from workers.node_config import NodeConfig
+    from workers.placement import running_plan
 
     def make() -> tuple[str, int]:
-        running = None
-        kept = settings().data / texts.RUNNING_PLAN
-        if diff and kept.exists():
-            running = Plan.parse(kept.read_text(encoding="utf-8"), str(kept))
+        node = NodeConfig(texts.the_wishes(config))
+        running = running_plan(settings(), node)
+        if diff and running is None:
+            typer.echo(f"No agent of node {node.name!r} runs here, so everything is new.", err=True)
         return texts.plan_text(config, machine, as_json=json, running=running, as_diff=diff)
 
     _show(make)
@@ -108,7 +110,11 @@ def doctor(config: Config = None, machine: Recorded = None, json: Json = False) 
             from api.cli.reachable import reachable
 
             more = reachable(chosen)
-        return texts.doctor_text(config, machine, more, as_json=json, folders=[chosen.data])
+        from workers.disks import local_folder
+
+        store = local_folder(chosen.resolved_store)
+        folders = [chosen.data, *([store] if store is not None else [])]
+        return texts.doctor_text(config, machine, more, as_json=json, folders=folders)
 
     _show(make)
 

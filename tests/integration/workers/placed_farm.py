@@ -54,6 +54,6 @@ class PlacedFarm(FarmUnderTest):
             return list(conn.scalars(query))
 
     def kept_plan(self) -> dict[str, Any]:
-        path = self.settings.data / "plan.json"
+        path = self.settings.run_dir / "nodes" / "one" / "plan.json"
         plan: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"slots": []}
         return plan

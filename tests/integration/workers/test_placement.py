@@ -15,14 +15,16 @@ from typing import Any
 
 import pytest
 
+from farm.errors import InvalidInput
 from farm.lifecycle import machines
 from farm.lifecycle.commands import cancel_job
 from farm.settings import Settings
 from gpu_pinning import Fence, Wishes, audit_slot, read_topology
 from tests.chaos.farm_under_test import until
 from tests.integration.workers.placed_farm import PlacedFarm
+from workers.agent import run_agent
 from workers.keeper import descendants
-from workers.node_config import NodeConfig
+from workers.node_config import NodeConfig, read_node_config
 from workers.placement import device_of, seat
 from workers.processes import SlotProcess
 
@@ -170,14 +172,52 @@ def test_slots_come_and_go_and_change_pools_without_a_drain(pair: PlacedFarm, tw
         assert pair.slot("a").pid == kept, "without a restart"
 
 
-def test_a_bad_farm_toml_changes_nothing(pair: PlacedFarm) -> None:
+def test_farm_toml_may_change_again_while_it_is_applied(pair: PlacedFarm, two_cpus: list[int]) -> None:
     with pair:
         before = {name: pair.wait_slot(name).pid for name in "ab"}
-        pair.apply("[[slots]]\nname = 'x'\npools = ['reender']\n")
-        until(lambda: "farm.toml is not applied" in pair.output.read_text(), "the agent says so")
+        job = pair.submit({"name": "long", "do": {"count_to": 60, "count_s": 0.05}})
+        (task,) = pair.tasks(job)
+        pair.wait_said(task.id, "count from")
+        pair.apply(one_each(*reversed(two_cpus)))
+        until(lambda: pair.events("node.plan"), "the drain has begun")
+        # its writer thinks better of it, and takes one slot away
+        pair.apply(one_each(*two_cpus).replace('name = "b"', 'name = "c"'))
+        pair.wait_slot("c", state="idle")
+        until(lambda: [slot["name"] for slot in pair.kept_plan()["slots"]] == ["a", "c"], "it is applied")
+        pair.wait_job(job)
+        assert not any(attempt.charged for attempt in pair.attempts(task.id))
+        for name, cpu in zip("ac", two_cpus, strict=True):
+            row = until(lambda name=name: r if (r := pair.slot(name)).pid else None, f"{name} lives")
+            assert row.pid != before["a"]
+            assert threads_may_run_on(row.pid) == {cpu}
+        assert pair.slot("b").state == "dead"
+
+
+def test_a_bad_farm_toml_changes_nothing(pair: PlacedFarm, two_cpus: list[int]) -> None:
+    with pair:
+        before = {name: pair.wait_slot(name).pid for name in "ab"}
+        for text, reason in (
+            ("[[slots]]\nname = 'x'\npools = ['reender']\n", "reender"),
+            ('[[neighbours]]\nname = "d"\ncpus = "4000"\n', "neighbours.d.cores: CPUs 4000 are not"),
+            (one_each(two_cpus[0], 4000), "slots.b.cores: CPUs 4000 are not"),
+            ('[paths]\nwork = "/elsewhere"\n' + one_each(*two_cpus), "restart it to change this"),
+        ):
+            pair.apply(text)
+            until(lambda reason=reason: reason in pair.output.read_text(), f"the agent says: {reason}")
+        assert pair.output.read_text().count("farm.toml is not applied") == 4
         job = pair.submit({"name": "one"})
         pair.wait_job(job)
         assert {name: pair.slot(name).pid for name in "ab"} == before
+        assert pair.events("node.plan") == []
+
+
+def test_an_agent_whose_farm_toml_cannot_be_says_why_and_does_not_start(
+    placed: Settings, tmp_path: Path
+) -> None:
+    config = tmp_path / "farm.toml"
+    config.write_text('name = "n"\n[[neighbours]]\nname = "d"\ngpus = ["GPU-dead"]\n')
+    with pytest.raises(InvalidInput, match="'GPU-dead' fits no GPU"):
+        run_agent(placed, read_node_config(config))
 
 
 def test_a_drained_node_parks_its_work_and_resumes_it_later(pair: PlacedFarm) -> None:

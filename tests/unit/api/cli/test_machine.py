@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,8 @@ from api.cli.main import app
 from farm.errors import InvalidInput
 from farm.settings import settings
 from gpu_pinning import Plan, Topology, make_plan
+from workers.node_folders import lock_node
+from workers.placement import keep_plan
 
 RECORDED = Path(__file__).parents[3] / "recorded_machines"
 HGX, LAPTOP = RECORDED / "hgx-8gpu.json", RECORDED / "laptop.json"
@@ -72,15 +75,23 @@ def test_a_bad_farm_toml_names_field_value_and_fix(tmp_path: Path) -> None:
     assert "none.toml" in told
 
 
-def test_diff_is_against_the_plan_that_the_agent_keeps(tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "plan.json").write_text(make_plan(Topology.load(LAPTOP)).dump())
-    assert farm("plan", "--machine", str(LAPTOP), "--diff")[:2] == (0, "Nothing changes.\n")
+def test_diff_is_against_the_plan_of_an_agent_that_runs(tmp_path: Path) -> None:
     config = tmp_path / "farm.toml"
-    config.write_text('[[slots]]\nname = "cpu-0"\npools = ["render"]\ncores = 3\n')
-    _, text, _ = farm("plan", "--machine", str(LAPTOP), "--config", str(config), "--diff", "--json")
+    config.write_text('name = "n"\n[[slots]]\nname = "cpu-0"\npools = ["render"]\ncores = 3\n')
+    node = tmp_path / "data" / "run" / "nodes" / "n"
+    node.mkdir(parents=True)
+    keep_plan(node, make_plan(Topology.load(LAPTOP)))
+    words = ("plan", "--machine", str(LAPTOP), "--config", str(config), "--diff", "--json")
+    # an agent that was killed leaves its plan behind, but nothing runs
+    _, text, told = farm(*words)
+    assert {change["name"]: change["how"] for change in json.loads(text)} == {"cpu-0": "added"}
+    assert "No agent of node 'n' runs here" in told
+    lock = lock_node(node / "lock", "n")
+    _, text, told = farm(*words)
+    os.close(lock)
     changes = {change["name"]: change["how"] for change in json.loads(text)}
     assert changes == {"cpu-0": "moved", **{f"cpu-{n}": "removed" for n in range(1, 7)}}
+    assert told == ""
 
 
 def test_doctor_tells_of_broker_and_database(monkeypatch: pytest.MonkeyPatch) -> None:
