@@ -50,13 +50,14 @@ def read(root: Path, scene: str, *, confined: bool) -> SceneFile:
     inside = Path(os.path.realpath(root))
     outside = []
     try:
-        with blendfile.open_cached(path) as blend:
-            engines = {
-                (block.id_name or b"")[2:].decode("utf-8", "replace"): str(
-                    block.get((b"r", b"engine"), as_str=True)
-                )
-                for block in blend.find_blocks_from_code(b"SC")
-            }
+        # stays open: the tracer takes it from the cache, and reads it once
+        blend = blendfile.open_cached(path)
+        engines = {
+            (block.id_name or b"")[2:].decode("utf-8", "replace"): str(
+                block.get((b"r", b"engine"), as_str=True)
+            )
+            for block in blend.find_blocks_from_code(b"SC")
+        }
         for usage in trace.deps(path):
             target = Path(os.path.realpath(usage.abspath))
             if target.is_relative_to(inside):
