@@ -46,7 +46,7 @@ def read_picture(path: Path, settings: FilmSettings, *, ten_bit: bool, label: st
             rgb = rgb * np.float32(2.0**settings.exposure)
         else:
             deep = kind == _PNG_MAGIC and _png_depth(path) == 16
-            samples = _read_deep_png(path) if deep else _read_plain(path)
+            samples = read_deep_png(path) if deep else _read_plain(path)
             if deep == ten_bit and _opaque(samples, 65535 if deep else 255):
                 return np.ascontiguousarray(samples[..., :3])
             scale = 65535.0 if deep else 255.0
@@ -97,8 +97,8 @@ def _read_plain(path: Path) -> Array:
         return np.asarray(image.convert("RGBA" if transparent else "RGB"))
 
 
-def _read_deep_png(path: Path) -> Array:
-    """16-bit PNG as uint16; Pillow would cut it to 8 bits."""
+def read_deep_png(path: Path) -> Array:
+    """A 16-bit PNG as (height, width, 3 or 4) uint16; Pillow would cut it to 8 bits."""
     import av
 
     with av.open(str(path), format="png_pipe") as container:

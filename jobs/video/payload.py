@@ -53,6 +53,7 @@ class Generation(Model):
     last_image: str | None = None
     video: str | None = None
     fit: Fit = "scale"
+    background: str | None = None
     strength: float | None = None
     """Video to video: how much is made anew, over 0 to 1."""
 

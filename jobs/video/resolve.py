@@ -96,6 +96,7 @@ def resolve(spec: Spec, version: ModelVersion) -> Generation:
         last_image=spec.last_image,
         video=spec.video,
         fit=spec.fit,
+        background=spec.background,
         strength=strength,
         frames=frames,
         fps=fps,

@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import Field, model_validator
 
 from jobs.encode.spec import FilmLook, FrameRate
-from jobs.fields import JobPath, Model, Resolution, fault
+from jobs.fields import Colour, JobPath, Model, Resolution, fault
 from jobs.video.families import Backend, CacheName, Dtype, SchedulerName, Task
 
 Preset = Literal["draft", "standard", "final"]
@@ -107,6 +107,9 @@ class Spec(Model):
             "An input of another shape: scale refuses it (only the scale may differ), crop cuts it about the "
             "centre, pad puts black beside it, stretch distorts it."
         ),
+    )
+    background: Colour | None = Field(
+        default=None, description="Colour (#rrggbb) under a transparent image; without it that is refused."
     )
     strength: float | None = Field(
         default=None, gt=0, le=1, description="v2v: how much is made anew; left out: 0.8."
