@@ -147,17 +147,20 @@ class Host(Protocol):
     def assets(self) -> Path:
         """A read-only folder in which every asset of the job stands under its job path."""
 
-    def frames(self, step: str, output: str, numbers: FrameRange | None = None) -> list[StoredFrame]:
-        """Published frames (current takes) of another step of this job, in frame order.
+    def frames(
+        self, step: str, output: str, numbers: FrameRange | None = None, *, job: str | None = None
+    ) -> list[StoredFrame]:
+        """Published frames (current takes) of another step, in frame order.
 
-        Raises :class:`farm.errors.PermanentFailure` when one of ``numbers`` is missing.
+        The step is one of this job, or of ``job``, which this job must have been submitted ``after``. Raises
+        :class:`farm.errors.PermanentFailure` when one of ``numbers`` is missing, or for any other job.
         """
 
     def stored_artifacts(self, step: str) -> list[StoredArtifact]:
         """Artifacts of the done tasks of another step of this job, by name; the newest of each name."""
 
-    def step_results(self, step: str) -> list[Mapping[str, Any]]:
-        """What the tasks of an earlier step of this job found."""
+    def step_results(self, step: str, *, job: str | None = None) -> list[Mapping[str, Any]]:
+        """What the tasks of an earlier step found, of this job or of a ``job`` that it comes after."""
 
     def frozen(self, pids: Sequence[int]) -> AbstractContextManager[None]:
         """Declare child process groups that the agent may freeze, signal or kill with this task."""

@@ -258,12 +258,13 @@ class SlotHost:
         with self._clock.phase("fetch"):
             return self._assets().all()
 
-    def frames(self, step: str, output: str, numbers: FrameRange | None = None) -> list[StoredFrame]:
+    def frames(
+        self, step: str, output: str, numbers: FrameRange | None = None, *, job: str | None = None
+    ) -> list[StoredFrame]:
         """Published frames of another step; see :meth:`jobs.engine.Host.frames`."""
         with self._clock.phase("fetch"):
-            rows = self._patiently_read(
-                lambda conn: repository.published_files(conn, self._task.job_id, step, output)
-            )
+            source = self._readable(job)
+            rows = self._patiently_read(lambda conn: repository.published_files(conn, source, step, output))
             if numbers is not None:
                 present = {row.number for row in rows}
                 absent = [number for number in numbers if number not in present]
@@ -288,9 +289,10 @@ class SlotHost:
             )
             return [StoredArtifact(row.name, self._local(row.sha256, row.name), row.meta) for row in rows]
 
-    def step_results(self, step: str) -> list[Mapping[str, Any]]:
-        """What the tasks of an earlier step of this job found."""
-        found = self._patiently_read(lambda conn: repository.results(conn, self._task.job_id, step))
+    def step_results(self, step: str, *, job: str | None = None) -> list[Mapping[str, Any]]:
+        """What the tasks of an earlier step found."""
+        source = self._readable(job)
+        found = self._patiently_read(lambda conn: repository.results(conn, source, step))
         return list(found)
 
     @contextlib.contextmanager
@@ -313,6 +315,15 @@ class SlotHost:
         if not path.resolve().is_relative_to(self.scratch.resolve()):
             raise PermanentFailure(f"{path} does not lie in the attempt's scratch folder")
         return path
+
+    def _readable(self, job: str | None) -> str:
+        """The id of the job to read from: this one, or one that it was submitted after."""
+        own = self._task.job_id
+        if job is None or job == own:
+            return own
+        if not self._patiently_read(lambda conn: repository.comes_after(conn, own, job)):
+            raise PermanentFailure(f"this job does not come after {job}; name it in `after` to read from it")
+        return job
 
     @contextlib.contextmanager
     def _load(self) -> Iterator[None]:

@@ -98,6 +98,13 @@ def job_assets(conn: sa.Connection, job_id: str) -> dict[str, str]:
     return {row.path: row.sha256 for row in conn.execute(query)}
 
 
+def comes_after(conn: sa.Connection, job_id: str, other: str) -> bool:
+    """Whether a job was submitted after another one; who submitted it could see that one then."""
+    edge = t.job_dependencies.c
+    query = sa.select(edge.job_id).where(edge.job_id == job_id, edge.after_job_id == other)
+    return conn.scalar(query) is not None
+
+
 @dataclass(frozen=True, slots=True)
 class HeldTask:
     """A task that the database thinks one of our slots runs."""

@@ -71,6 +71,10 @@ class LocalHost:
     checks: int = 0
     step: str = ""
     outputs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    others: dict[str, LocalHost] = field(default_factory=dict)
+    """Hosts of the jobs that this one comes after, by their ids."""
+    checkpoint: Path | None = None
+    previews: list[bytes] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -139,13 +143,13 @@ class LocalHost:
         self.results.setdefault(self.step, []).append(dict(data))
 
     def save(self, path: Path) -> None:
-        raise NotImplementedError
+        self.checkpoint = self._keep(path)
 
     def restore(self) -> Path | None:
-        return None
+        return self.checkpoint
 
     def preview(self, png: bytes) -> None:
-        pass
+        self.previews.append(png)
 
     @contextmanager
     def reserve(self, nbytes: int, medium: str, purpose: str = "frame staging") -> Iterator[None]:
@@ -166,7 +170,11 @@ class LocalHost:
     def assets(self) -> Path:
         return self.root
 
-    def frames(self, step: str, output: str, numbers: FrameRange | None = None) -> list[StoredFrame]:
+    def frames(
+        self, step: str, output: str, numbers: FrameRange | None = None, *, job: str | None = None
+    ) -> list[StoredFrame]:
+        if job is not None:
+            return self.others[job].frames(step, output, numbers)
         declared = next(o for o in self.outputs[step] if o["name"] == output)
         wanted = numbers or FrameRange.of(n for s, n in self.published if s == step)
         stored = []
@@ -193,7 +201,9 @@ class LocalHost:
             if self.made_by[name] == step
         ]
 
-    def step_results(self, step: str) -> list[Mapping[str, Any]]:
+    def step_results(self, step: str, *, job: str | None = None) -> list[Mapping[str, Any]]:
+        if job is not None:
+            return self.others[job].step_results(step)
         return list(self.results.get(step, []))
 
     @contextmanager
