@@ -1,10 +1,11 @@
 """The guard's rule, as a pure function of its state and one window (DESIGN section 6).
 
 The statistic is the share of decode steps over budget. A breach is a share that lies above the allowed one
-with confidence, seen over the last one, two, four or eight windows: gross harm shows in a quarter of a
-second, slight harm in two. On a breach the guard climbs a ladder, mildest rung first, and goes on climbing
-while the breach lasts; farm work on the neighbour's own GPU is frozen at once. It lets go one rung after
-each clean dwell; the dwell doubles when the breach comes back soon after letting go.
+with confidence, seen over the last one, two, four, eight, … windows of the last two seconds: gross harm shows
+in the window in which it begins, slight harm in two seconds. Windows may be of any length: where farm work
+runs on the neighbour's own GPU they are short. On a breach the guard climbs a ladder, mildest rung first, and
+goes on climbing while the breach lasts; farm work on the neighbour's own GPU is frozen at once. It lets go
+one rung after each clean dwell; the dwell doubles when the breach comes back soon after letting go.
 
 When everything that may be held is held, and the share is no better than it was before, the farm was not
 the cause: the guard lets go, says so, and looks away for a while that doubles each time. Only a comparison
@@ -16,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
-from gpu_pinning.guard.windows import Condition, Window, wilson_bounds
+from gpu_pinning.guard.windows import Condition, Window, tail_bound, wilson_bounds
 
 
 class Rung(IntEnum):
@@ -40,11 +41,17 @@ class Policy:
     """The numbers of the rule. Times in seconds."""
 
     allowed_share: float = 0.02
+    chance: float = 0.002
+    """Bound on how likely a look calls a neighbour breached whose share is just the allowed one; the true
+    chance is a third of it or less. There are up to six looks a window and twenty windows a second."""
     z: float = 2.326
-    """One-sided 99 % for each look."""
-    history: int = 8
+    """One-sided 99 % for the comparison of a hold with the time before it."""
+    history_s: float = 2.0
+    """How far back the windows go that a breach is read from."""
     min_steps: int = 4
-    """A single window with fewer steps says nothing by itself."""
+    """A look at fewer steps says nothing by itself."""
+    min_over: int = 3
+    """Nor does one at fewer slow steps: with one or two of a handful, chance would hold the farm."""
     climb_after: tuple[float, ...] = (0.0, 0.5, 0.75, 6.0, 20.0)
     """How long a breach lasts on each rung before the next is climbed: from FREE, NO_NEW_WORK, …"""
     top: Rung = Rung.PARK
@@ -133,7 +140,8 @@ def decide(
 
     if state.lost_hold:
         state = replace(state, lost_hold=False, clean_since=None, recent=())
-    recent = (*state.recent, window)[-policy.history :]
+    oldest = window.end - policy.history_s - 1e-6
+    recent = (*(one for one in state.recent if one.start >= oldest), window)
     state = replace(state, recent=recent)
     breached, share = _breach(recent, policy)
     if state.look_away_until is not None:
@@ -158,8 +166,8 @@ def _breach(recent: tuple[Window, ...], policy: Policy) -> tuple[bool, float]:
         tally = tally.add(window)
         if count == length:
             length *= 2
-            lower, _ = wilson_bounds(tally.over, tally.steps, policy.z)
-            if tally.steps >= policy.min_steps and lower > policy.allowed_share:
+            enough = tally.steps >= policy.min_steps and tally.over >= policy.min_over
+            if enough and tail_bound(tally.over, tally.steps, policy.allowed_share) <= policy.chance:
                 breached = True
                 worst = max(worst, tally.share)
     return breached, worst if breached else tally.share
@@ -183,7 +191,7 @@ def _on_breach(
     everything_held = state.rung >= min(Rung.PAUSE, top)
     if not everything_held:
         state = replace(state, before=state.before.add(window))
-    elif now - state.since > policy.history * (window.end - window.start):
+    elif now - state.since > policy.history_s:
         # the windows before that are still in the history that this breach is read from
         state = replace(state, held=state.held.add(window))
         if now - state.since >= policy.prove_after and not _helps(state, policy):

@@ -6,9 +6,11 @@ runs it gives it an :class:`Actuator`, which holds the farm back, and a :class:`
 
 from __future__ import annotations
 
+import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -17,6 +19,8 @@ from gpu_pinning.guard.watch import Point, Watch
 from gpu_pinning.guard.windows import Window
 
 WINDOW_S = 0.25
+SHORT_WINDOW_S = 0.05
+"""While farm work moves on a neighbour's own GPU: it is to stand within half a second of a breach."""
 AROUND_BEFORE_S = 10.0
 AROUND_AFTER_S = 2.0
 QUIET_AFTER_S = 1.0
@@ -82,7 +86,10 @@ class GuardLoop:
         policy: Policy | None = None,
         shares: Callable[[Watch, FarmLoad], bool] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        cpus: Iterable[int] = (),
     ) -> None:
+        """``cpus``: where the loop and the threads that it starts may run; none named: anywhere."""
+        self._cpus = frozenset(cpus)
         self._guarded = [_Guarded(watch) for watch in watches]
         self._actuator = actuator
         self._farm = farm
@@ -97,23 +104,39 @@ class GuardLoop:
         """Processor time of the loop's own thread so far."""
 
     def run(self, stop: threading.Event) -> None:
-        """Turn every 250 ms until told to stop, then let everything go."""
+        """Turn every :meth:`pace_s` until told to stop, then let everything go."""
+        if self._cpus:
+            # threads that are started from this one, of probes and pages, inherit it
+            with suppress(OSError):
+                os.sched_setaffinity(0, self._cpus)
         for guarded in self._guarded:
             guarded.watch.start()
         try:
             begin = self._clock()
-            due = begin + WINDOW_S
-            while not stop.wait(max(0.0, due - self._clock())):
+            # in short naps: work may begin on a neighbour's GPU in the middle of a long window
+            nap_s = SHORT_WINDOW_S if any(one.watch.subject.gpus for one in self._guarded) else WINDOW_S
+            while not stop.is_set():
+                left = begin + self.pace_s() - self._clock()
+                if left > 0:
+                    stop.wait(min(left, nap_s))
+                    continue
                 end = self._clock()
                 self.turn(begin, end)
                 self.cpu_s = time.thread_time()
                 begin = end
-                # after a long sleep of the machine there is nothing to make up for
-                due = max(due + WINDOW_S, end + WINDOW_S / 2)
         finally:
             self._let_all_go()
             for guarded in self._guarded:
                 guarded.watch.stop()
+
+    def pace_s(self) -> float:
+        """How long the next window is to be: short while unfrozen farm work shares a neighbour's GPU."""
+        load = self._farm()
+        for guarded in self._guarded:
+            watch, name = guarded.watch, guarded.watch.subject.name
+            if watch.subject.judged and name not in self.hold.frozen and self._shares(watch, load):
+                return SHORT_WINDOW_S
+        return WINDOW_S
 
     def turn(self, begin: float, end: float) -> Hold:
         """One window of every neighbour; returns the hold that stands after it."""

@@ -26,6 +26,7 @@ DEFAULT_RATIO = 1.10
 CURVE_S = 600.0
 STALL_STEPS = 4
 """What a window counts in which a stream that ran stood still: enough to be looked at, no more."""
+_POINT_S = 0.2
 _STALL_S = 0.25
 _SILENT_S = 5.0
 _CONNECT_S = 10.0
@@ -70,10 +71,21 @@ class Point:
 class Probe(Protocol):
     """What a watch needs of a probe; :class:`gpu_pinning.guard.probe.StreamProbe` is one."""
 
-    error: str | None
-    refused: bool
-    token_at: float | None
-    started_at: float
+    @property
+    def error(self) -> str | None:
+        """What went wrong last; None: nothing."""
+
+    @property
+    def refused(self) -> bool:
+        """Whether nobody listens there."""
+
+    @property
+    def token_at(self) -> float | None:
+        """When the last token came, in monotonic seconds."""
+
+    @property
+    def started_at(self) -> float:
+        """When it was started."""
 
     def start(self) -> None:
         """Begin to stream."""
@@ -132,6 +144,8 @@ class Watch:
         self._refreshed_at: float | None = None
         self._saved_at = time.monotonic()
         self._unsaved = False
+        self._undrawn: tuple[float | None, list[float], int, int] = (None, [], 0, 0)
+        """What short windows have seen since the curve's last point, and when that began."""
 
     @classmethod
     def of(cls, subject: Subject, folder: Path | None, *, alive: Callable[[], bool] | None = None) -> Watch:
@@ -184,11 +198,24 @@ class Watch:
             steps, over = _page_steps(fresh, self._page_before, budget)
         if fresh is not None:
             self._page_before = fresh
-        self.curve.append(_point(end, durations, steps, over, budget))
+        self._draw(start, end, durations, steps, over, budget)
         if self._unsaved and end - self._saved_at > _SAVE_EVERY_S:
             self._save()
         serving = condition is Condition.SERVING
         return Window(start, end, condition, steps if serving else 0, over if serving else 0, self.running)
+
+    def _draw(
+        self, start: float, end: float, durations: list[float], steps: int, over: int, budget: Budget | None
+    ) -> None:
+        """Add to the curve; short windows become one point, so that it always reaches back as far."""
+        since, seen, counted, slow = self._undrawn
+        durations, steps, over = seen + durations, counted + steps, slow + over
+        begin = start if since is None else since
+        if end - begin < _POINT_S - 1e-6:
+            self._undrawn = (begin, durations, steps, over)
+            return
+        self._undrawn = (None, [], 0, 0)
+        self.curve.append(_point(end, durations, steps, over, budget))
 
     def learning(self, now: float) -> bool:
         """Whether new work should wait, for a short while, so that what is normal can be learnt first."""

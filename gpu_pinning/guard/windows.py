@@ -52,3 +52,18 @@ def wilson_bounds(hits: int, trials: int, z: float) -> tuple[float, float]:
     middle = (share + spread / 2) / (1 + spread)
     half = z * math.sqrt(share * (1 - share) / trials + spread / (4 * trials)) / (1 + spread)
     return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def tail_bound(hits: int, trials: int, share: float) -> float:
+    """At most how likely so many hits or more are where each trial hits with chance ``share``.
+
+    Chernoff's bound on a binomial tail (Hoeffding 1963, theorem 1): never too small, also for few trials and
+    rare hits, where a normal approximation is. 1 where there are no more hits than were to be expected.
+    """
+    if trials == 0 or hits <= share * trials:
+        return 1.0
+    seen = hits / trials
+    distance = seen * math.log(seen / share)
+    if seen < 1:
+        distance += (1 - seen) * math.log((1 - seen) / (1 - share))
+    return math.exp(-trials * distance)

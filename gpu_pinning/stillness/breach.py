@@ -26,8 +26,8 @@ from gpu_pinning.errors import FenceError, PinningError
 from gpu_pinning.guard.decide import Policy
 from gpu_pinning.guard.loop import FarmLoad, GuardEvent, GuardLoop, Hold
 from gpu_pinning.guard.watch import Subject, Watch
-from gpu_pinning.stillness.arms import DecodeProcess, environment
-from gpu_pinning.stillness.decode_load import StampProbe
+from gpu_pinning.stillness.launching import environment
+from gpu_pinning.stillness.sources import DecodeProcess
 from gpu_pinning.stillness.statistics import Steps
 
 FROZEN_WITHIN_S = 0.5
@@ -93,7 +93,7 @@ def try_breach(
     events: list[GuardEvent] = []
     working = threading.Event()
     subject = Subject("decode", url="stamps:", gpus=(gpu,), budget_ms=budget_ms)
-    watch = Watch(subject, None, probe=lambda: StampProbe(decode.stamps))
+    watch = Watch(subject, None, probe=decode.probe)
 
     def load() -> FarmLoad:
         return FarmLoad(working.is_set(), frozenset({gpu} if working.is_set() else ()))

@@ -73,7 +73,7 @@ def _cuda_step(graph: bool) -> Callable[[], None]:
     if not torch.cuda.is_available():
         raise RuntimeError("CUDA is not available: use the form 'cpu'")
     torch.manual_seed(0)
-    kind = {"device": "cuda", "dtype": torch.bfloat16}
+    kind: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
     head = WIDTH // HEADS
 
     def weight(rows: int, columns: int) -> Any:
@@ -112,7 +112,8 @@ def _cuda_step(graph: bool) -> Callable[[], None]:
         seen.copy_(tokens, non_blocking=True)
 
     with torch.inference_mode():
-        side = torch.cuda.Stream()
+        cuda: Any = torch.cuda
+        side = cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(3):

@@ -3,14 +3,18 @@
 What is installed is what runs: ``encode`` is x264 through PyAV, ``render`` Mitsuba; where they are missing
 zlib and numpy stand in for them, which every report says. ``video`` is a DiT-shaped denoise loop in torch
 with its frames copied to the host. A unit is a frame, a rendered picture or a denoise step. Threads come from
-``OMP_NUM_THREADS``, as the plan sets it.
+``OMP_NUM_THREADS``, as the plan sets it. With ``STILLNESS_COPIES`` so many processes do the same, each in a
+session of its own and with stamps of its own (``STAMPS``, ``STAMPS.1``, …).
 """
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
+import importlib
 import importlib.util
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -20,7 +24,9 @@ from typing import Any
 from gpu_pinning.stillness.stamps import StampWriter
 
 POOLS = ("encode", "render", "video")
+COPIES_VARIABLE = "STILLNESS_COPIES"
 _WIDTH, _HEIGHT = 832, 480
+_PR_SET_PDEATHSIG = 1
 
 
 def kind_of(pool: str) -> str:
@@ -153,7 +159,7 @@ def _denoise() -> Callable[[], None]:
     import torch.nn.functional as F
 
     torch.manual_seed(2)
-    kind = {"device": "cuda", "dtype": torch.bfloat16}
+    kind: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
     tokens, width = 8192, 3072
     weights = [torch.randn(4 * width, width, **kind).mul_(width**-0.5) for _ in range(4)]
     back = [torch.randn(width, 4 * width, **kind).mul_((4 * width) ** -0.5) for _ in range(4)]
@@ -182,6 +188,10 @@ def main(pool: str, stamps: str, units: int = 0, gate: str = "") -> None:
     With ``gate`` everything is loaded first; then ``gate.ready`` is written, and the work waits for ``gate``.
     """
     parent = os.getppid()
+    first, stamps = stamps, _copy(pool, stamps)
+    if stamps != first:
+        # a copy ends with the one that it was copied from
+        parent = os.getppid()
     unit = make_unit(pool)
     unit()
     if gate:
@@ -196,6 +206,23 @@ def main(pool: str, stamps: str, units: int = 0, gate: str = "") -> None:
         done += 1
     if units and hasattr(unit, "result"):
         print(unit.result(), flush=True)
+
+
+def _copy(pool: str, stamps: str) -> str:
+    """Become several processes where that is asked for; the stamp file of the one that this is.
+
+    Forked before anything has threads: one import serves all of them.
+    """
+    copies = int(os.environ.get(COPIES_VARIABLE) or 1)
+    if copies > 1:
+        for module in ("numpy", *(("av",) if pool == "encode" and _has("av") else ())):
+            importlib.import_module(module)
+    for number in range(1, copies):
+        if os.fork() == 0:
+            os.setsid()
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            return f"{stamps}.{number}"
+    return stamps
 
 
 if __name__ == "__main__":

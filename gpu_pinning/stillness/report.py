@@ -61,11 +61,20 @@ def plot_data(blocks: Mapping[str, Sequence[tuple[str, Block]]]) -> dict[str, An
 
 def write(found: Mapping[str, Any], folder: Path) -> tuple[Path, Path]:
     """Write ``stillness.json`` and ``stillness.html``; their paths."""
-    folder.mkdir(parents=True, exist_ok=True)
-    data, page = folder / "stillness.json", folder / "stillness.html"
-    data.write_text(json.dumps(found, indent=1), encoding="utf-8")
+    page = folder / "stillness.html"
+    data = write_data(found, folder)
     page.write_text(as_html(found), encoding="utf-8")
     return data, page
+
+
+def write_data(found: Mapping[str, Any], folder: Path) -> Path:
+    """Write ``stillness.json`` alone, all of it or none; its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    data = folder / "stillness.json"
+    part = data.with_suffix(".part")
+    part.write_text(json.dumps(found, indent=1), encoding="utf-8")
+    part.replace(data)
+    return data
 
 
 def table(found: Mapping[str, Any]) -> str:
@@ -76,15 +85,51 @@ def table(found: Mapping[str, Any]) -> str:
             f"{_NAMES.get(name, name):<34} {_ratio(arm['p50']):<28} {_ratio(arm['p99']):<28} "
             f"{arm['p999']:>7.4f} {arm['steps']:>8}"
         )
-    for pool, ratio in (found["throughput"]["ratio"] or {}).items():
-        beside, alone = found["throughput"]["beside"][pool], found["throughput"]["alone"][pool]
-        share = "not known" if ratio is None else f"{ratio:.1%}"
-        lines.append(
-            f"{pool}: {beside:.2f} units/s beside decode, {alone:.2f} alone in the same fence: {share}"
-        )
-    lines += [f"steal in {name}: {share:.2%}" for name, share in found["steal"].items() if share is not None]
+    for pool in found["throughput"]["beside"]:
+        lines.append(f"{pool}: {_kept(found['throughput'], pool)}")
+    lines += [f"guard: {line}" for line in guard_lines(found["guard"])]
+    for what, words in _SHARES.items():
+        seen = {name: share for name, share in found[what].items() if share is not None}
+        if seen:
+            lines.append(f"{words}: " + ", ".join(f"{name} {share:.2%}" for name, share in seen.items()))
     lines += [f"{found['verdict'].upper()}: {reason}" for reason in found["reasons"]]
     return "\n".join(lines)
+
+
+_SHARES = {
+    "steal": "time that the hypervisor took from decode's CPUs",
+    "decode_cpus_busy": "decode's CPUs were busy",
+    "decode_waited": "decode was ready and had no core",
+}
+
+
+def _kept(measured: Mapping[str, Any], pool: str) -> str:
+    """One pool's throughput in words, and where the rest went."""
+    text = f"{measured['beside'][pool]:.2f} units/s beside decode"
+    ratio = (measured["ratio"] or {}).get(pool)
+    if ratio is None:
+        return f"{text}; alone: not known"
+    text += f", {measured['alone'][pool]:.2f} alone in the same fence: {ratio:.1%}"
+    if (bounds := measured["bounds"][pool]) is not None:
+        text += f" ({bounds[0]:.1%} to {bounds[1]:.1%})"
+    if (apart := measured["told_apart"][pool]) is not None:
+        text += f"; core time {apart['core_time']:.1%}, work per core second {apart['core_speed']:.1%}"
+    return text
+
+
+def guard_lines(guard: Mapping[str, Any] | None) -> list[str]:
+    """What the guard did to the farm arm, in words."""
+    if guard is None:
+        return ["did not run"]
+    held = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in guard["held_s"].items()) or "nothing held"
+    budget = "no budget was learnt" if guard["budget_ms"] is None else f"budget {guard['budget_ms']:.3f} ms"
+    lines = [
+        f"{budget} from {guard['learnt_from_steps']} quiet steps; of {guard['worked_s']:.1f} s: {held}",
+        f"{guard['cpu_share']:.2%} of a core",
+    ]
+    return lines + [
+        f"{event['kind']} to {event['rung']}: {event['reason']}" for event in guard["events"][-6:]
+    ]
 
 
 def as_html(found: Mapping[str, Any]) -> str:
@@ -99,6 +144,11 @@ def as_html(found: Mapping[str, Any]) -> str:
         ("GPU", ", ".join(host["gpus"]) or "none: CPU form, which says nothing about a GPU server"),
         ("Decode", f"{decode['model']}; CPUs {_list(decode['cpus'])}"),
         ("Farm", "; ".join(farm["loads"])),
+        ("Positive control", "; ".join(farm["control"]) or "did not run"),
+        (
+            "Sessions are weighed by the scheduler (autogroup)",
+            {True: "yes", False: "no", None: "not known"}[host["autogroup"]],
+        ),
         ("Fence", f"{', '.join(farm['fence'])}; class {farm['class']}: {farm['class_reason']}"),
         (
             "When",
@@ -113,10 +163,22 @@ def as_html(found: Mapping[str, Any]) -> str:
         for name, arm in found["arms"].items()
     )
     work = "".join(
-        f"<tr><th>{e(pool)}</th><td>{found['throughput']['beside'][pool]:.2f}/s</td>"
-        f"<td>{'' if not found['throughput']['alone'] else format(found['throughput']['alone'][pool], '.2f') + '/s'}</td>"
-        f"<td>{'not known' if ratio is None else format(ratio, '.1%')}</td></tr>"
-        for pool, ratio in (found["throughput"]["ratio"] or {}).items()
+        f"<tr><th>{e(pool)}</th><td>{e(_kept(found['throughput'], pool))}</td></tr>"
+        for pool in found["throughput"]["beside"]
+    )
+    guard = "".join(f"<li>{e(line)}</li>" for line in guard_lines(found["guard"]))
+    shares = "".join(
+        f"<tr><th>{e(words)}</th><td>"
+        + e(
+            ", ".join(f"{name} {share:.2%}" for name, share in found[what].items() if share is not None)
+            or "not known"
+        )
+        + "</td></tr>"
+        for what, words in _SHARES.items()
+    )
+    held = "".join(
+        f"<tr><th>{e(name)}</th><td>nice {e(str(one['nice']))}, CPUs {_list(one['cpus'])}, {one['sessions']} sessions</td></tr>"
+        for name, one in found["held_by"].items()
     )
     reasons = "".join(f"<li>{e(reason)}</li>" for reason in found["reasons"])
     return f"""<!doctype html>
@@ -135,7 +197,10 @@ svg {{ width: 100%; height: auto; background: #fff; border: 1px solid #e5e7eb; }
 <h2>Step time, ratio to idle (one-sided 95 % bounds)</h2>
 <table><tr><th>Arm</th><th>p50</th><th>p99</th><th>p99.9, pooled</th><th>Steps</th></tr>{arms}</table>
 <h2>Farm throughput</h2>
-<table><tr><th>Pool</th><th>Beside decode</th><th>Alone, same fence</th><th>Share kept</th></tr>{work}</table>
+<table>{work}</table>
+<h2>What the guard held</h2><ul>{guard}</ul>
+<h2>Where decode's time went, by arm</h2><table>{shares}</table>
+<h2>What held the processes</h2><table>{held}</table>
 <h2>Step time by quantile</h2>{_quantile_plot(found["plots"])}
 <h2>Over the run: p50 and p99 of each block</h2>{_trace_plot(found["plots"])}
 <h2>What ran where</h2><table>{rows}</table>

@@ -1,9 +1,10 @@
 """One run of the bench: warm up, interleave the arms, compare, judge, write the report.
 
-Arms come in quartets A B B A, round after round: a placebo (idle against idle), the farm in its fence, and
-with ``hurt`` the farm without one. Warm-up repeats the placebo until it agrees within 1 %; if it never does,
-the run is inconclusive. What the farm gets done beside decode is compared with what it gets done in the same
-fence while decode stands still.
+Arms come in quartets A B B A, round after round: a placebo (idle against idle), the farm in its fence under
+the guard, and with ``hurt`` the farm with neither. Warm-up repeats the placebo until it agrees within 1 %; if
+it never does, the run is inconclusive. What the farm gets done beside decode is compared with what it gets
+done in the same fence while decode stands still. After each round what is known so far is written, so that
+a run that is cut off leaves its arms.
 """
 
 from __future__ import annotations
@@ -12,31 +13,26 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gpu_pinning import topology
+from gpu_pinning import files, topology
 from gpu_pinning.errors import PinningError, TopologyError
 from gpu_pinning.machine import Topology
 from gpu_pinning.stillness import report as reports
-from gpu_pinning.stillness.arms import (
-    SETTLE_S,
-    Arm,
-    Block,
-    DecodeProcess,
-    DecodeServer,
-    FarmWorker,
-    Source,
-    run_block,
-)
+from gpu_pinning.stillness.arms import SETTLE_S, Arm, Block, run_block
+from gpu_pinning.stillness.crew import FarmWorker, Work
 from gpu_pinning.stillness.decode_load import FORMS, describe
+from gpu_pinning.stillness.launching import held_by
 from gpu_pinning.stillness.seating import Seats, everywhere, loads_in_words, seat
+from gpu_pinning.stillness.sources import DecodeProcess, DecodeServer, Source
 from gpu_pinning.stillness.statistics import (
+    REPEATS,
     TOLERANCE,
     ArmResult,
     Judgement,
@@ -45,12 +41,17 @@ from gpu_pinning.stillness.statistics import (
     compare,
     judge,
 )
+from gpu_pinning.stillness.throughput import Throughput, rates
+from gpu_pinning.stillness.watched import Guarded
 from gpu_pinning.wishes import Wishes
 
 EXIT_CODES = {Outcome.STILL: 0, Outcome.DISTURBED: 4, Outcome.VOID: 5, Outcome.INCONCLUSIVE: 6}
 WARM_UP_MOST_S = 300.0
 _SHORTEST_S = 20.0
 _LONGEST_BLOCK_S = 5.0
+_BACK_S = 1.0
+_QUICK_REPEATS = 100
+"""Bootstrap repeats for what is written after each round."""
 Say = Callable[[str], None]
 
 
@@ -117,68 +118,159 @@ def run(options: Options, say: Say = print) -> tuple[dict[str, Any], int]:
     machine = _machine()
     wishes = Wishes.load(options.farm_toml) if options.farm_toml else None
     seats = seat(machine, wishes, decode_gpu=form != "cpu" or options.url is not None)
-    began = time.time()
-    record, warm = Record(), None
-    throughput: dict[str, Any] = {}
-    steal: dict[str, float | None] = {}
+    bench = _Bench(options, form, machine, seats, say)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stillness-")))
-        source = _source(options, form, seats, folder)
-        stack.callback(source.close)
-        arms = _arms(options, seats, machine, folder, stack, say)
-        block_s = _block_s(options, len(arms))
-        say(f"warming up; then {options.quartets} rounds of {len(arms)} arms, blocks of {block_s:.1f} s")
-        warm = _warm_up(source, seats, block_s, min(WARM_UP_MOST_S, 0.25 * options.seconds), say)
-        throughput["alone"] = [_alone(source, arms["farm"], block_s, seats)]
-        for number in range(options.quartets):
-            for name, arm in arms.items():
-                record.add(name, _quartet(source, arm, block_s, seats))
-            say(f"round {number + 1} of {options.quartets} is done")
-        throughput["alone"].append(_alone(source, arms["farm"], block_s, seats))
-        throughput["beside"] = _beside(record, arms["farm"])
-        steal = {name: _mean_steal(blocks) for name, blocks in record.blocks.items()}
-        fences = sorted({worker.fenced_by for worker in arms["farm"].workers})
-    results, judgement = conclude(record, warm, options)
-    found = {
-        "version": 1,
-        "verdict": judgement.outcome.value,
-        "reasons": list(judgement.reasons),
-        "began_at": began,
-        "seconds": round(time.time() - began, 1),
-        "host": _host(machine),
-        "decode": {
-            "form": "server" if options.url else form,
-            "model": options.url or describe(form),
-            "cpus": list(seats.decode),
-            "gpu": machine.gpus[0].name if machine and machine.gpus and form != "cpu" else None,
-        },
-        "farm": {
-            "loads": loads_in_words(seats.works),
-            "cpus": list(seats.farm),
-            "fence": fences,
-            "class": seats.guarantee,
-            "class_reason": seats.reason,
-            "notes": list(seats.notes),
-        },
-        "warm_up": warm,
-        "arms": {name: arm_to_json(result) for name, result in results.items()},
-        "too_few_steps": record.short,
-        "throughput": _throughput(throughput),
-        "steal": steal,
-        "hurt": options.hurt,
-        "plots": reports.plot_data(record.blocks),
-    }
+        stack.enter_context(_on_farm_cores(seats))
+        bench.set_up(folder, stack)
+        bench.rounds()
+    found, judgement = bench.found(REPEATS)
     reports.write(found, options.out)
     say(reports.table(found))
     return found, EXIT_CODES[judgement.outcome]
 
 
+class _Bench:
+    """A run and what it has found so far."""
+
+    def __init__(self, options: Options, form: str, machine: Topology | None, seats: Seats, say: Say) -> None:
+        self.options, self.form, self.machine, self.seats, self.say = options, form, machine, seats, say
+        self.began = time.time()
+        self.record = Record()
+        self.throughput = Throughput()
+        self.warm: dict[str, Any] | None = None
+        self.arms: dict[str, Arm] = {}
+        self.held: dict[str, Any] = {}
+        self.guard: Guarded | None = None
+        self.guarded: dict[str, Any] | None = None
+
+    def set_up(self, folder: Path, stack: ExitStack) -> None:
+        """Start decode, the guard and all workers."""
+        options, seats = self.options, self.seats
+        self.source = source = _source(options, self.form, seats, folder)
+        stack.callback(source.close)
+        self.say("starting farm workers")
+        self.arms = {"placebo": Arm("placebo")}
+        for name, works in (("farm", seats.works), ("control", everywhere(seats) if options.hurt else ())):
+            if works:
+                crew = _crew(name, works, self.machine, folder, stack)
+                self.arms[name] = Arm(name, crew)
+                self.held[name] = held_by(pid for worker in crew for pid in worker.pids())
+        self.held["decode"] = held_by(source.pids())
+        farm = self.arms["farm"]
+        self.guard = Guarded(source, farm.workers, seats.farm)
+        farm.keeper = self.guard
+        stack.callback(self._end_guard)
+
+    def _end_guard(self) -> None:
+        if self.guard is not None:
+            self.guarded = self.guard.describe()
+            self.guard.close()
+            self.guard = None
+
+    def rounds(self) -> None:
+        """Warm up, then round after round of every arm."""
+        options, seats = self.options, self.seats
+        block_s = _block_s(options, len(self.arms))
+        arms = f"{options.quartets} rounds of {len(self.arms)} arms"
+        self.say(f"warming up; then {arms}, blocks of {block_s:.1f} s")
+        most_s = min(WARM_UP_MOST_S, 0.25 * options.seconds)
+        self.warm = _warm_up(self.source, seats, block_s, most_s, self.say)
+        for number in range(options.quartets):
+            for name, arm in self.arms.items():
+                if name == "farm" and number % 2:
+                    self._alone(block_s)
+                blocks = self._quartet(arm, block_s)
+                self.record.add(name, blocks)
+                if name == "farm":
+                    self.throughput.beside.append(rates([b for kind, b in blocks if kind == "arm"]))
+                    if not number % 2:
+                        self._alone(block_s)
+            reports.write_data(self.found(_QUICK_REPEATS)[0] | {"partial": True}, options.out)
+            self.say(f"round {number + 1} of {options.quartets} is done")
+
+    def _quartet(self, arm: Arm, block_s: float) -> list[tuple[str, Block]]:
+        assert self.guard is not None
+        # what decode feels without isolation is not to be learnt from, nor held against the farm
+        self.guard.away = arm.name == "control"
+        try:
+            return [
+                (
+                    kind,
+                    run_block(
+                        self.source,
+                        arm if kind == "arm" and arm.workers else None,
+                        block_s,
+                        self.seats.decode,
+                    ),
+                )
+                for kind in ("idle", "arm", "arm", "idle")
+            ]
+        finally:
+            self.guard.away = False
+
+    def _alone(self, block_s: float) -> None:
+        """The farm arm in its fence while decode stands still, as long as both its blocks beside decode."""
+        assert self.guard is not None
+        self.guard.away = True
+        try:
+            if not self.source.pause(True):
+                return
+            blocks = [run_block(self.source, self.arms["farm"], block_s, self.seats.decode) for _ in range(2)]
+            self.throughput.alone.append(rates(blocks))
+        finally:
+            self.source.pause(False)
+            # decode was away: let it find its pace again
+            time.sleep(_BACK_S)
+            self.guard.away = False
+
+    def found(self, repeats: int) -> tuple[dict[str, Any], Judgement]:
+        """The report of what was measured so far."""
+        results, judgement = conclude(self.record, self.warm, self.options, repeats)
+        options, seats, machine = self.options, self.seats, self.machine
+        guarded = self.guard.describe() if self.guard is not None else self.guarded
+        return {
+            "version": 2,
+            "verdict": judgement.outcome.value,
+            "reasons": list(judgement.reasons),
+            "began_at": self.began,
+            "seconds": round(time.time() - self.began, 1),
+            "host": _host(machine, seats),
+            "decode": {
+                "form": "server" if options.url else self.form,
+                "model": options.url or describe(self.form),
+                "cpus": list(seats.decode),
+                "gpu": machine.gpus[0].name if machine and machine.gpus and self.form != "cpu" else None,
+            },
+            "farm": {
+                "loads": loads_in_words(seats.works),
+                "control": loads_in_words(everywhere(seats)) if options.hurt else [],
+                "cpus": list(seats.farm),
+                "fence": sorted({worker.fenced_by for worker in self.arms["farm"].workers}),
+                "class": seats.guarantee,
+                "class_reason": seats.reason,
+                "notes": list(seats.notes),
+            },
+            "held_by": self.held,
+            "warm_up": self.warm,
+            "arms": {name: arm_to_json(result) for name, result in results.items()},
+            "too_few_steps": self.record.short,
+            "throughput": self.throughput.to_json(options.seed),
+            "guard": guarded,
+            "steal": _mean_of(self.record, "steal"),
+            "decode_cpus_busy": _mean_of(self.record, "busy"),
+            "decode_waited": _mean_of(self.record, "waited"),
+            "hurt": options.hurt,
+            "plots": reports.plot_data(self.record.blocks),
+        }, judgement
+
+
 def conclude(
-    record: Record, warm: dict[str, Any] | None, options: Options
+    record: Record, warm: dict[str, Any] | None, options: Options, repeats: int = REPEATS
 ) -> tuple[dict[str, ArmResult], Judgement]:
     """Results by arm and the verdict."""
     results = {
-        name: compare(name, quartets, seed=options.seed)
+        name: compare(name, quartets, seed=options.seed, repeats=repeats)
         for name, quartets in record.quartets.items()
         if quartets
     }
@@ -222,43 +314,34 @@ def _source(options: Options, form: str, seats: Seats, folder: Path) -> Source:
     return DecodeProcess(form, seats.decode, folder)
 
 
-def _arms(
-    options: Options, seats: Seats, machine: Topology | None, folder: Path, stack: ExitStack, say: Say
-) -> dict[str, Arm]:
-    def workers(kind: str, fenced: bool) -> list[FarmWorker]:
-        started = []
-        for number, work in enumerate(seats.works if fenced else everywhere(seats)):
-            worker = FarmWorker(work, f"{kind}-{number}", machine, folder)
-            worker.run(False)
-            stack.callback(worker.close)
-            started.append(worker)
-        return started
+def _crew(
+    kind: str, works: Iterable[Work], machine: Topology | None, folder: Path, stack: ExitStack
+) -> list[FarmWorker]:
+    crew = []
+    for number, work in enumerate(works):
+        worker = FarmWorker(work, f"{kind}-{number}", machine, folder)
+        stack.callback(worker.close)
+        worker.run(False)
+        crew.append(worker)
+    return crew
 
-    say("starting farm workers")
-    arms = {"placebo": Arm("placebo"), "farm": Arm("farm", workers("farm", True))}
-    if options.hurt:
-        arms["control"] = Arm("control", workers("control", False), everywhere=seats.everyone)
-    return arms
+
+@contextmanager
+def _on_farm_cores(seats: Seats) -> Iterator[None]:
+    """This process's own threads on the farm's CPUs: waking up to count is not to disturb decode."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, seats.farm or before)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def _block_s(options: Options, arms: int) -> float:
-    # a fifth for start and end, a quarter for warm-up at most
-    left = 0.55 * options.seconds / (options.quartets * arms * 4) - SETTLE_S
+    # a fifth for start and end, a quarter for warm-up at most; each round ends with two blocks alone
+    blocks = 4 * arms + 2
+    left = (0.55 * options.seconds / options.quartets - _BACK_S) / blocks - SETTLE_S
     return min(_LONGEST_BLOCK_S, max(0.5, left))
-
-
-def _quartet(source: Source, arm: Arm, block_s: float, seats: Seats) -> list[tuple[str, Block]]:
-    if arm.everywhere:
-        source.spread(arm.everywhere)
-    blocks = []
-    try:
-        for kind in ("idle", "arm", "arm", "idle"):
-            busy = arm if kind == "arm" and arm.workers else None
-            blocks.append((kind, run_block(source, busy, block_s, seats.decode)))
-    finally:
-        if arm.everywhere:
-            source.spread(seats.decode)
-    return blocks
 
 
 def _warm_up(source: Source, seats: Seats, block_s: float, most_s: float, say: Say) -> dict[str, Any]:
@@ -279,54 +362,19 @@ def _warm_up(source: Source, seats: Seats, block_s: float, most_s: float, say: S
             return {"agreed": agreed, "seconds": round(seconds, 1), "ratios": ratios}
 
 
-def _alone(source: Source, farm: Arm, block_s: float, seats: Seats) -> dict[str, float] | None:
-    """Units per second of each pool in its fence while decode stands still."""
-    if not source.pause(True):
-        return None
-    try:
-        farm.on(True)
-        time.sleep(SETTLE_S)
-        begin = time.monotonic()
-        time.sleep(2 * block_s)
-        end = time.monotonic()
-        farm.on(False)
-    finally:
-        source.pause(False)
-    # decode was away: let it find its pace again
-    time.sleep(1.0)
-    return _rates(farm, [(begin, end)])
+def _mean_of(record: Record, what: str) -> dict[str, float | None]:
+    """Mean share by arm, and over all idle blocks."""
+    rows: dict[str, list[float]] = {}
+    for name, blocks in record.blocks.items():
+        for kind, block in blocks:
+            seen = getattr(block, what)
+            if seen is not None:
+                rows.setdefault(name if kind == "arm" else "idle", []).append(seen)
+    names = ["idle", *record.blocks]
+    return {name: sum(rows[name]) / len(rows[name]) if rows.get(name) else None for name in names}
 
 
-def _beside(record: Record, farm: Arm) -> dict[str, float]:
-    spans = [(block.begin, block.end) for kind, block in record.blocks.get("farm", []) if kind == "arm"]
-    return _rates(farm, spans)
-
-
-def _rates(farm: Arm, spans: list[tuple[float, float]]) -> dict[str, float]:
-    seconds = sum(end - begin for begin, end in spans)
-    rates: dict[str, float] = {}
-    for worker in farm.workers:
-        units = sum(worker.units(begin, end) for begin, end in spans)
-        rates[worker.work.pool] = rates.get(worker.work.pool, 0.0) + (units / seconds if seconds else 0.0)
-    return rates
-
-
-def _throughput(measured: dict[str, Any]) -> dict[str, Any]:
-    beside = measured["beside"]
-    trials = [rates for rates in measured["alone"] if rates is not None]
-    if not trials:
-        return {"beside": beside, "alone": None, "ratio": None}
-    alone = {pool: sum(rates[pool] for rates in trials) / len(trials) for pool in beside}
-    ratio = {pool: beside[pool] / alone[pool] if alone[pool] else None for pool in beside}
-    return {"beside": beside, "alone": alone, "ratio": ratio}
-
-
-def _mean_steal(blocks: list[tuple[str, Block]]) -> float | None:
-    seen = [block.steal for kind, block in blocks if kind == "arm" and block.steal is not None]
-    return sum(seen) / len(seen) if seen else None
-
-
-def _host(machine: Topology | None) -> dict[str, Any]:
+def _host(machine: Topology | None, seats: Seats) -> dict[str, Any]:
     model = next(
         (
             line.partition(":")[2].strip()
@@ -337,11 +385,18 @@ def _host(machine: Topology | None) -> dict[str, Any]:
     )
     return {
         "processor": model,
-        "cpus": len(os.sched_getaffinity(0)),
+        "cpus": len(seats.everyone),
         "kernel": platform.release(),
+        "autogroup": _autogroup(),
         "hypervisor": None if machine is None or machine.bare_metal else machine.hypervisor or "not known",
         "gpus": [gpu.name for gpu in machine.gpus] if machine else [],
     }
+
+
+def _autogroup() -> bool | None:
+    """Whether the kernel's scheduler weighs sessions (sched(7)); None where it does not say."""
+    told = files.read(Path("/proc/sys/kernel/sched_autogroup_enabled"))
+    return None if told is None else told.strip() == "1"
 
 
 __all__ = ["EXIT_CODES", "Options", "PinningError", "Record", "conclude", "run"]

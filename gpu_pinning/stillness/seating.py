@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from gpu_pinning import cpulist
 from gpu_pinning.machine import Topology
 from gpu_pinning.placement import make_plan
-from gpu_pinning.stillness.arms import Work
+from gpu_pinning.stillness.crew import Work
 from gpu_pinning.stillness.farm_load import kind_of
 from gpu_pinning.wishes import NeighbourWish, SlotWish, Wishes
 
 _FARM_POOLS = ("encode", "render")
+PER_CPU = 2
+"""Processes of each pool per CPU with isolation off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +105,15 @@ def _halves(everyone: tuple[int, ...], why: str) -> Seats:
 
 
 def everywhere(seats: Seats) -> tuple[Work, ...]:
-    """The same work with isolation off: no fence, every CPU, a thread on each."""
+    """The same host work with isolation off: no fence, every CPU, decode's own too, and no niceness.
+
+    Twice as many processes of each pool as there are CPUs, one thread and one session each. Fewer would not
+    do: the kernel's scheduler weighs a whole session as it weighs decode (autogroup), and a machine that is
+    just full still finds decode a core.
+    """
     pools = dict.fromkeys(work.pool for work in seats.works if work.pool != "video")
-    return tuple(Work(pool, seats.everyone, len(seats.everyone)) for pool in pools or ("encode",))
+    copies = PER_CPU * len(seats.everyone)
+    return tuple(Work(pool, seats.everyone, 1, copies=copies) for pool in pools or ("encode",))
 
 
 def loads_in_words(works: tuple[Work, ...]) -> list[str]:
@@ -114,5 +122,6 @@ def loads_in_words(works: tuple[Work, ...]) -> list[str]:
     for pool in dict.fromkeys(work.pool for work in works):
         mine = [work for work in works if work.pool == pool]
         cpus = cpulist.show(sorted({cpu for work in mine for cpu in work.cpus}))
-        lines.append(f"{pool}: {len(mine)} x {mine[0].threads} threads on CPUs {cpus}, {kind_of(pool)}")
+        count = sum(work.copies for work in mine)
+        lines.append(f"{pool}: {count} x {mine[0].threads} threads on CPUs {cpus}, {kind_of(pool)}")
     return lines

@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from gpu_pinning import PinningError, read_topology  # noqa: E402 - the script is run by its path
-from gpu_pinning.stillness.arms import DecodeProcess  # noqa: E402
+from gpu_pinning.stillness.sources import DecodeProcess  # noqa: E402
 from gpu_pinning.stillness.breach import try_breach, video_work  # noqa: E402
 from gpu_pinning.stillness.run import Options, cuda_is_there, run  # noqa: E402
 from gpu_pinning.stillness.seating import seat  # noqa: E402

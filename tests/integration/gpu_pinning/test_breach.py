@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from gpu_pinning.guard.decide import Policy
-from gpu_pinning.stillness.arms import DecodeProcess
 from gpu_pinning.stillness.breach import try_breach
+from gpu_pinning.stillness.sources import DecodeProcess
 
 # a step takes 5 ms, and 0.6 s as long as the farm's work moves: what sharing a device does, without one
 _DECODE = """

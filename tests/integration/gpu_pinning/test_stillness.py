@@ -50,6 +50,18 @@ def test_a_sixty_second_run_in_cpu_form_ends_with_a_report(tmp_path: Path) -> No
     assert found["decode"]["form"] == "cpu" and "CPU form" in found["decode"]["model"]
     assert found["decode"]["gpu"] is None
     assert {"encode", "render"} & set(found["throughput"]["beside"])
+    for pool, kept in found["throughput"]["ratio"].items():
+        beside, alone = found["throughput"]["beside"][pool], found["throughput"]["alone"][pool]
+        assert beside > 0 and alone > 0 and kept > 0
+    held, everyone = found["held_by"], sorted(os.sched_getaffinity(0))
+    # isolation off: nothing protects decode, neither cores nor niceness, nor a session of many threads
+    assert held["control"]["cpus"] == everyone and set(found["decode"]["cpus"]) <= set(everyone)
+    assert held["control"]["nice"] == held["decode"]["nice"] == [os.getpriority(os.PRIO_PROCESS, 0)]
+    assert held["control"]["sessions"] >= 2 * len(everyone)
+    assert not set(held["farm"]["cpus"]) & set(held["decode"]["cpus"]) or len(everyone) == 1
+    assert found["guard"]["worked_s"] > 0 and found["guard"]["cpu_share"] < 0.5
+    if None not in (waited := found["decode_waited"]).values() and "control" in waited:
+        assert waited["control"] > waited["idle"]
     for arm in found["arms"].values():
         for name in ("p50", "p99"):
             ratio = arm[name]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpu_pinning.guard.decide import GuardState, Policy, Rung, decide
 from gpu_pinning.guard.simulate import Moment, Neighbour, run
-from gpu_pinning.guard.windows import Condition, Window, wilson_bounds
+from gpu_pinning.guard.windows import Condition, Window, tail_bound, wilson_bounds
 
 POLICY = Policy()
 
@@ -30,6 +30,25 @@ def first(moments: list[Moment], rung: Rung) -> float:
 )
 def test_wilson_bounds_match_worked_values(hits: int, trials: int, low: float, high: float) -> None:
     assert wilson_bounds(hits, trials, 2.0) == pytest.approx((low, high), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("hits", "trials", "share", "exact"),
+    # sums of the binomial distribution, from its formula
+    [(3, 7, 0.02, 2.604e-4), (5, 25, 0.02, 1.220e-4), (4, 4, 0.02, 1.6e-7), (12, 200, 0.02, 7.834e-4)],
+)
+def test_the_tail_bound_is_never_under_the_exact_tail_and_near_it(
+    hits: int, trials: int, share: float, exact: float
+) -> None:
+    from math import comb
+
+    summed = sum(comb(trials, k) * share**k * (1 - share) ** (trials - k) for k in range(hits, trials + 1))
+    assert summed == pytest.approx(exact, rel=0.02)
+    assert exact <= tail_bound(hits, trials, share) <= 8 * exact
+
+
+def test_what_was_to_be_expected_is_no_surprise() -> None:
+    assert tail_bound(2, 100, 0.02) == 1.0 and tail_bound(0, 0, 0.02) == 1.0
 
 
 def test_a_quiet_neighbour_is_left_alone() -> None:
@@ -73,6 +92,82 @@ def test_shared_gpu_is_frozen_in_the_window_of_the_breach() -> None:
     breach = next(m for m in moments if m.verdict.breached)
     assert breach.verdict.freeze_shared
     assert breach.window.end <= 5.5
+
+
+@pytest.mark.parametrize("steps_per_second", [60.0, 140.0, 500.0])
+@pytest.mark.parametrize("begins", [5.0, 5.03])
+def test_short_windows_freeze_a_shared_gpu_within_three_of_them(
+    steps_per_second: float, begins: float
+) -> None:
+    neighbour = Neighbour(steps_per_second, harm=lambda t: 0.95 if t >= begins else 0.0)
+    for seed in range(10):
+        moments = list(run(neighbour, 10, window_s=0.05, lag_s=0.01, shares_gpu=True, seed=seed))
+        frozen = next(m for m in moments if m.verdict.freeze_shared)
+        assert frozen.window.end <= begins + 0.2, "three windows of 50 ms, and the one that it began in"
+        assert frozen.window.end > begins
+
+
+def test_short_windows_do_not_hold_a_quiet_neighbour() -> None:
+    held = total = 0
+    for seed in range(10):
+        for moment in run(Neighbour(140.0), 60, window_s=0.05, lag_s=0.01, shares_gpu=True, seed=seed):
+            held += moment.verdict.rung > Rung.FREE
+            total += 1
+    assert held / total < 0.05
+
+
+def test_slight_harm_is_found_with_short_windows_too() -> None:
+    neighbour = Neighbour(harm=lambda t: 0.10 if t >= 10 else 0.0)
+    moments = list(run(neighbour, 30, window_s=0.05, lag_s=0.01, shares_gpu=True))
+    assert 10 < next(m for m in moments if m.verdict.freeze_shared).window.end < 13
+
+
+@pytest.mark.parametrize("over", [1, 2])
+def test_one_or_two_slow_steps_of_a_handful_are_chance(over: int) -> None:
+    state, verdict = decide(GuardState(), Window(0.0, 0.05, Condition.SERVING, 4, over), POLICY)
+    assert not verdict.breached
+    _, verdict = decide(state, Window(0.05, 0.10, Condition.SERVING, 4, 3 - over), POLICY)
+    assert verdict.breached, "three of eight are not"
+
+
+def test_a_load_of_our_own_making_at_each_restart_does_not_make_it_flap() -> None:
+    """Work that is let go catches up (a burst that harms for three seconds) and is harmless after that."""
+
+    class Restarts:
+        def __init__(self) -> None:
+            self.working_since: float | None = None
+
+    seen = Restarts()
+
+    def harm(time: float) -> float:
+        seen.working_since = time if seen.working_since is None else seen.working_since
+        return 0.6 if time - seen.working_since < 3.0 else 0.0
+
+    state, rung, count, pauses = GuardState(), Rung.FREE, 0, 0
+    for index in range(4 * 600):
+        time = index * 0.25
+        if rung >= Rung.PAUSE:
+            seen.working_since = None
+            share = 0.0
+        else:
+            share = harm(time)
+        window = Window(time, time + 0.25, Condition.SERVING, 25, round(25 * share))
+        state, verdict = decide(state, window, POLICY)
+        if verdict.rung >= Rung.PAUSE > rung:
+            pauses += 1
+        rung, count = verdict.rung, count + 1
+    # each pause is followed by a dwell that doubles, up to 300 s: 5, 10, 20, … in 600 s
+    assert 2 <= pauses <= 8
+
+
+def test_silence_in_the_middle_of_a_hold_keeps_it_and_then_lets_go() -> None:
+    def condition(time: float) -> Condition:
+        return Condition.LOST if 12 <= time < 20 else Condition.SERVING
+
+    moments = list(run(Neighbour(harm=lambda t: 0.6 if 5 <= t < 12 else 0.0, condition=condition), 90))
+    lost = [m for m in moments if m.window.condition is Condition.LOST]
+    assert lost and min(m.verdict.rung for m in lost) >= Rung.PAUSE
+    assert moments[-1].verdict.rung is Rung.FREE
 
 
 def test_farm_that_is_not_the_cause_is_let_go_and_says_so() -> None:

@@ -46,10 +46,10 @@ class Scene:
             watches, self.hands, lambda: self.load, self.events.append, clock=lambda: self.now
         )
 
-    def turn(self, **latency_s: float) -> Hold:
+    def turn(self, window_s: float = 0.25, **latency_s: float) -> Hold:
         from gpu_pinning.guard.probe import Gap
 
-        begin, self.now = self.now, self.now + 0.25
+        begin, self.now = self.now, self.now + window_s
         for name, seconds in latency_s.items():
             self.probes[name].gaps = [Gap(self.now, seconds)] * 25
             self.probes[name].token_at = self.now
@@ -75,6 +75,49 @@ def test_a_breach_on_a_shared_gpu_freezes_in_its_first_window() -> None:
     other = Scene("llm", gpus=("GPU-bbbb",), load=load)
     other.turn(llm=0.01)
     assert not other.turn(llm=0.03).frozen
+
+
+def test_windows_are_short_while_work_moves_on_the_neighbours_gpu() -> None:
+    load = FarmLoad(True, frozenset({"GPU-aaaa-1"}))
+    scene = Scene("llm", gpus=("GPU-aaaa",), load=load)
+    assert scene.loop.pace_s() == 0.05
+    scene.load = FarmLoad(True, frozenset({"GPU-cccc-1"}))
+    assert scene.loop.pace_s() == 0.25, "another GPU"
+    scene.load = load
+    for _ in range(4):
+        scene.turn(llm=0.03)
+    assert scene.loop.hold.frozen and scene.loop.pace_s() == 0.25, "what is frozen does not move"
+
+
+def test_the_curve_keeps_its_step_through_short_windows() -> None:
+    scene = Scene("llm", gpus=("GPU-aaaa",))
+    watch = scene.loop._guarded[0].watch
+    for _ in range(20):
+        scene.turn(0.05, llm=0.01)
+    assert [round(point.at, 2) for point in watch.curve] == [0.2, 0.4, 0.6, 0.8, 1.0]
+    assert {point.steps for point in watch.curve} == {100}
+
+
+def test_the_loops_thread_stays_on_the_cpus_that_it_is_given() -> None:
+    import os
+
+    cpu = max(os.sched_getaffinity(0))
+    seen: list[set[int]] = []
+
+    def load() -> FarmLoad:
+        seen.append(os.sched_getaffinity(0))
+        return FarmLoad()
+
+    loop = GuardLoop([], Hands(), load, lambda event: None, cpus=[cpu])
+    stop = threading.Event()
+    thread = threading.Thread(target=loop.run, args=(stop,))
+    thread.start()
+    try:
+        _until(lambda: seen, "the loop has turned")
+    finally:
+        stop.set()
+        thread.join(10)
+    assert seen[0] == {cpu}
 
 
 def test_events_carry_the_curve_around_them() -> None:
@@ -127,7 +170,7 @@ def test_a_real_server_is_learnt_guarded_and_let_go(tmp_path: Path) -> None:
     watch = Watch.of(subject, tmp_path)
     # a shared machine: only gross harm is to count here
     watch.budgets.margin = 4.0  # type: ignore[union-attr]
-    policy = Policy(allowed_share=0.4, dwell=1.0, climb_after=(0.0, 0.25, 0.25, 60.0, 60.0))
+    policy = Policy(allowed_share=0.2, dwell=1.0, climb_after=(0.0, 0.25, 0.25, 60.0, 60.0))
     loop = GuardLoop([watch], hands, lambda: FarmLoad(busy=working.is_set()), events.append, policy=policy)
     stop = threading.Event()
     thread = threading.Thread(target=loop.run, args=(stop,))
