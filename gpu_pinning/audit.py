@@ -16,7 +16,7 @@ from gpu_pinning import procfs
 from gpu_pinning.board import IDLE_SHARE, busy_reason
 from gpu_pinning.errors import DeviceBusy
 from gpu_pinning.fence import Fence
-from gpu_pinning.machine import Gpu, GpuProcess, Part
+from gpu_pinning.machine import Gpu, GpuProcess, Part, Topology
 from gpu_pinning.nvml import GpuHealth, Nvml
 from gpu_pinning.plan import Plan, SlotPlan
 
@@ -207,22 +207,29 @@ def _health(slot: SlotPlan, health: GpuHealth, was: GpuHealth | None) -> list[Fi
     return found
 
 
-_XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:]+)\): (\d+)(.*)")
+# Of a GPU in MIG mode the line names the GPU instance too: "(PCI:0000:07:00 GPU-I:05)".
+_XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:]+)(?: GPU-I:(\d+))?\): (\d+)(.*)")
 # NVIDIA's Xid catalogue: errors after which the GPU or its context cannot be trusted.
 _FATAL_XIDS = {48, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 140, 154}
 
 
-def xid_findings(lines: Iterable[str], plan: Plan) -> tuple[Finding, ...]:
-    """Xid errors of the plan's GPUs out of kernel log lines (``NVRM: Xid (PCI:0000:3b:00): 79, …``)."""
+def xid_findings(lines: Iterable[str], plan: Plan, machine: Topology | None = None) -> tuple[Finding, ...]:
+    """Xid errors of the plan's GPUs out of kernel log lines (``NVRM: Xid (PCI:0000:3b:00): 79, …``).
+
+    An error of one MIG instance is told of the slot on it alone, where ``machine`` says which that is.
+    """
     found = []
+    instance_of = {m.uuid: m.gpu_instance for g in (machine.gpus if machine else ()) for m in g.mig}
     for line in lines:
         match = _XID.search(line)
         if match is None:
             continue
         address = match[1].lower()
-        number = int(match[2])
+        instance = None if match[2] is None else int(match[2])
+        number = int(match[3])
         for slot in plan.slots:
-            if any(pci.startswith(address) for pci in slot.pci):
+            elsewhere = instance is not None and instance_of.get(slot.mig or "", instance) != instance
+            if any(pci.startswith(address) for pci in slot.pci) and not elsewhere:
                 found.append(
                     Finding(
                         kind="xid",
@@ -231,7 +238,7 @@ def xid_findings(lines: Iterable[str], plan: Plan) -> tuple[Finding, ...]:
                         wanted="no Xid",
                         found=f"Xid {number}",
                         drains=number in _FATAL_XIDS,
-                        detail=match[3].strip(" ,"),
+                        detail=match[4].strip(" ,"),
                     )
                 )
     return tuple(found)

@@ -267,7 +267,7 @@ class Auditor:
             found[subject.slot_id].append(row)
         self._health = {uuid: nvml.health(uuid) for slot in plan.slots for uuid in slot.gpus}
         lines, self._kernel_seen = kernel_log(self._kernel_seen)
-        for row in xid_findings(lines, plan):
+        for row in xid_findings(lines, plan, seating.machine):
             self._known.setdefault(by_name[row.slot or ""].slot_id, _Known()).xids.append(row)
         for slot_id, rows in found.items():
             rows += self._known[slot_id].xids if slot_id in self._known else []

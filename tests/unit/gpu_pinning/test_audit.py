@@ -88,6 +88,22 @@ def test_xid_lines_find_their_slot(plan: Plan) -> None:
     assert [(f.slot, f.found, f.drains) for f in found] == [("g-0", "Xid 79", True), ("g-1", "Xid 13", False)]
 
 
+def test_an_xid_of_one_mig_instance_is_its_slots_alone() -> None:
+    machine = recorded("mig-box")
+    text = '[[slots]]\nname = "m"\npools = ["render"]\nmig = "1g.5gb"\ncount = 2'
+    plan = make_plan(machine, Wishes.parse(text))
+    first, second = (
+        next(m.gpu_instance for g in machine.gpus for m in g.mig if m.uuid == slot.mig) for slot in plan.slots
+    )
+    assert first != second
+    line = f"NVRM: Xid (PCI:0000:07:00 GPU-I:{second:02d}): 43, pid=7, name=python, Ch 00000008"
+    [found] = xid_findings([line], plan, machine)
+    assert (found.slot, found.found, found.drains) == ("m-1", "Xid 43", False)
+    # of the GPU as a whole it is everybody's
+    whole = xid_findings(["NVRM: Xid (PCI:0000:07:00): 79, pid='<unknown>'"], plan, machine)
+    assert [(f.slot, f.drains) for f in whole] == [("m-0", True), ("m-1", True)]
+
+
 def test_memory_of_a_dead_slot_is_waited_for(module: RecordedNvml, nvml: Nvml, plan: Plan) -> None:
     slot = plan.slot("g-0")
     uuid = slot.gpus[0]
