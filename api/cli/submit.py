@@ -40,7 +40,8 @@ def submit(
         ),
     ] = None,
     source: Annotated[
-        Path | None, typer.Argument(help="The scene, or whatever the kind works on.", show_default=False)
+        str | None,
+        typer.Argument(help="The scene, the prompt, or whatever the kind works on.", show_default=False),
     ] = None,
     spec_file: Annotated[
         Path | None,
@@ -57,7 +58,15 @@ def submit(
     ] = None,
     fps: Annotated[str | None, typer.Option(help="Frames per second of the film.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed.")] = None,
+    seed: Annotated[list[int] | None, typer.Option(help="Seed; a video job makes a sample for each.")] = None,
+    model: Annotated[str | None, typer.Option("--model", "-m", help="Video: a model of the farm.")] = None,
+    preset: Annotated[str | None, typer.Option(help="Video: draft, standard or final.")] = None,
+    image: Annotated[Path | None, typer.Option(help="Video: picture that the film begins with.")] = None,
+    last_image: Annotated[Path | None, typer.Option(help="Video: picture that it ends with.")] = None,
+    video: Annotated[Path | None, typer.Option(help="Video: a film that is made over.")] = None,
+    lora: Annotated[
+        list[str] | None, typer.Option(help="Video: FILE or FILE:WEIGHT; repeat it for more.")
+    ] = None,
     root: Annotated[
         Path | None, typer.Option(help="Folder that the job's paths start in; the source's without it.")
     ] = None,
@@ -89,7 +98,14 @@ def submit(
         "film": film,
         "fps": fps,
         "device": device,
-        "seed": seed,
+        "seed": seed[0] if seed and len(seed) == 1 else None,
+        "seeds": seed if seed and len(seed) > 1 else None,
+        "model": model,
+        "preset": preset,
+        "image": image,
+        "last_image": last_image,
+        "video": video,
+        "lora": lora,
     }
     given = {field: value for field, value in options.items() if value not in (None, [])}
     if download is not None and not watch:
@@ -106,7 +122,7 @@ def submit(
         if source is None:
             if kind in kinds():
                 raise typer.BadParameter(f"name what is to be done: farm submit {kind} SOURCE")
-            kind, source = kind_of(Path(kind)), Path(kind)
+            kind, source = kind_of(Path(kind)), kind
         body, files = from_source(kind, source, given, root)
         for note in getattr(files, "notes", ()):
             terminal.say(note)
@@ -154,15 +170,27 @@ def send(
 
 
 def from_source(
-    kind: str, source: Path, options: Mapping[str, Any], root: Path | None = None
+    kind: str, source: Path | str, options: Mapping[str, Any], root: Path | None = None
 ) -> tuple[dict[str, Any], dict[str, Path]]:
-    """A job's body and the files it needs, by the kind's own shorthand (``jobs.KIND.shorthand.build``)."""
+    """A job's body and the files it needs, by the kind's own shorthand (``jobs.KIND.shorthand.build``).
+
+    A shorthand says which ``OPTIONS`` it takes, and may take its source as words (``TITLE`` makes the job's
+    name of them). Raises :class:`farm.errors.InvalidInput`.
+    """
     package = find_kind(kind).package
     if importlib.util.find_spec(f"{package}.shorthand") is None:
         raise InvalidInput(f"kind {kind} has no short form; write its job to a file and give it with --spec")
     shorthand = importlib.import_module(f"{package}.shorthand")
-    spec, files = shorthand.build(source, dict(options), root)
-    return {"kind": kind, "name": source.stem, "spec": spec}, files
+    odd = [f"--{name.replace('_', '-')}" for name in options if name not in shorthand.OPTIONS]
+    if odd:
+        takes = ", ".join(f"--{name.replace('_', '-')}" for name in shorthand.OPTIONS)
+        raise InvalidInput(f"the short form of {kind} has no {', '.join(odd)}; it takes {takes}")
+    words = getattr(shorthand, "TITLE", None)
+    if words is not None:
+        spec, files = shorthand.build(str(source), dict(options), root)
+        return {"kind": kind, "name": words(str(source)), "spec": spec}, files
+    spec, files = shorthand.build(Path(source), dict(options), root)
+    return {"kind": kind, "name": Path(source).stem, "spec": spec}, files
 
 
 def kind_of(source: Path) -> str:

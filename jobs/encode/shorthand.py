@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pydantic import ValidationError
 
@@ -12,7 +12,7 @@ from farm.errors import FieldFault, InvalidInput
 from farm.frame_range import FrameRange
 from jobs.encode.spec import Sequence
 
-_REFUSED = ("size", "samples", "device", "seed", "formats")
+OPTIONS: Final = ("frames", "film", "fps")
 
 
 def build(
@@ -23,9 +23,6 @@ def build(
     ``options`` holds ``frames`` and may hold ``film`` (containers) and ``fps``. ``root`` is the folder that
     the job's paths start in, by default the pattern's own. Raises :class:`farm.errors.InvalidInput`.
     """
-    odd = [name for name in _REFUSED if name in options]
-    if odd:
-        raise InvalidInput(f"an encode job has no {', '.join(odd)}")
     if "frames" not in options:
         raise InvalidInput("say which frames are filmed with --frames 1-48")
     folder = root or source.parent

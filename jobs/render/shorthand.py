@@ -14,6 +14,7 @@ from jobs.render.spec import SCENE_SUFFIXES
 
 SUFFIXES: Final = SCENE_SUFFIXES
 """Files that ``farm submit FILE`` takes for a render, without the kind."""
+OPTIONS: Final = ("frames", "size", "samples", "device", "seed", "formats", "film", "fps")
 _PLAIN = {"frames": "frames", "size": "resolution", "samples": "samples", "device": "device", "seed": "seed"}
 _SELF_CONTAINED: Final = (".usd", ".usda", ".usdc", ".usdz")
 
