@@ -33,7 +33,7 @@ from workers.gpu_look import BUSY_PREFIX
 from workers.host import SlotHost
 from workers.patience import is_passing, patiently
 from workers.processes import end_orphans, trim_memory
-from workers.usage import PeakMemory, tree_cpu_s
+from workers.usage import CpuTime, PeakMemory
 
 log = structlog.get_logger(__name__)
 
@@ -246,8 +246,7 @@ class Runner:
 
     def _attempt(self, task: ClaimedTask) -> _Ended:
         bench = self._bench
-        pid = os.getpid()
-        cpu_before = tree_cpu_s(pid)
+        cpu = CpuTime(os.getpid())
         self.memory.restart()
         report = _bare_report(task, AttemptState.FAILED)
         try:
@@ -287,7 +286,7 @@ class Runner:
         report.times = host.clock.split(task.queued_s)
         report.cost = Cost(
             slot_s=time.monotonic() - host.clock.started_at,
-            cpu_s=max(0.0, tree_cpu_s(pid) - cpu_before),
+            cpu_s=cpu.spent(),
             peak_rss=self.memory.peak(),
             peak_vram=host.peak_vram,
         )

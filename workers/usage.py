@@ -12,15 +12,36 @@ _TICK = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-def tree_cpu_s(pid: int) -> float:
-    """CPU seconds of a process, its living descendants, and the children that each of them has reaped."""
-    ticks = 0
+class CpuTime:
+    """CPU seconds that a process and all below it spend from now on."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._before = _ticks(pid)
+
+    def spent(self) -> float:
+        """Seconds since the beginning.
+
+        A child that was alive at the beginning and has gone since brought its whole life's time to whoever
+        reaped it: that is taken off where it came to us, and never makes a figure negative where it did not.
+        """
+        now, before = _ticks(self._pid), self._before
+        own = sum(mine - before.get(one, (0, 0))[0] for one, (mine, _) in now.items())
+        reaped = sum(theirs - before.get(one, (0, 0))[1] for one, (_, theirs) in now.items())
+        gone = sum(sum(ticks) for one, ticks in before.items() if one not in now)
+        return (own + max(0, reaped - gone)) / _TICK
+
+
+def _ticks(pid: int) -> dict[tuple[int, bytes], tuple[int, int]]:
+    """Ticks of each process of a tree, by id and time of start: its own, and those of what it has reaped."""
+    found = {}
     for one in [pid, *descendants(pid)]:
         with contextlib.suppress(OSError, ValueError, IndexError):
             fields = Path(f"/proc/{one}/stat").read_bytes().rpartition(b")")[2].split()
-            # utime, stime, cutime, cstime: fields 14 to 17 of proc(5)
-            ticks += sum(int(field) for field in fields[11:15])
-    return ticks / _TICK
+            # utime, stime, cutime, cstime, starttime: fields 14 to 17 and 22 of proc(5)
+            user, system, their_user, their_system = map(int, fields[11:15])
+            found[one, fields[19]] = (user + system, their_user + their_system)
+    return found
 
 
 def tree_rss(pid: int) -> int:

@@ -138,6 +138,7 @@ def _count(
         put_frames(conn, frames, moves)
     missing = missing_frames(conn, [r.task_id for r in reports if r.state == AttemptState.DONE])
     now = max(row.now for row in rows.values())
+    took = _took(by_step, rows, now)
     closings = []
     for report in reports:
         task = rows[report.task_id]
@@ -148,7 +149,7 @@ def _count(
     close_attempts(conn, closings)
     done = [row for row in written if row.state == TaskState.DONE]
     put_artifacts(conn, [(r, rows[r.task_id]) for r in reports if rows[r.task_id].state == TaskState.DONE])
-    _measure(by_step, rows, moves)
+    _measure(by_step, rows, moves, took)
     _tell(conn, by_step, rows, closings, slot)
     ended = [row for row in written if row.state in (TaskState.FAILED, TaskState.CANCELLED)]
     settle(
@@ -241,11 +242,28 @@ def _assets(conn: sa.Connection, job_id: str) -> dict[str, tuple[str, int]]:
     return {path: (sha256, size) for path, sha256, size in conn.execute(query)}
 
 
-def _measure(by_step: Mapping[str, list[AttemptReport]], rows: Mapping[str, TaskRow], moves: Moves) -> None:
+def _took(
+    by_step: Mapping[str, list[AttemptReport]], rows: Mapping[str, TaskRow], now: float
+) -> dict[str, float]:
+    """Seconds per task from dispatch to this moment: a ticket's way, its claim and its finish among them."""
+    took = {}
+    for step_id, reports in by_step.items():
+        sent = [at for r in reports if (at := rows[r.task_id].dispatched_at) is not None]
+        took[step_id] = (now - min(sent)) / len(reports) if sent else 0.0
+    return took
+
+
+def _measure(
+    by_step: Mapping[str, list[AttemptReport]],
+    rows: Mapping[str, TaskRow],
+    moves: Moves,
+    took: Mapping[str, float],
+) -> None:
+    """What a task of each step costs its slot: short ones cost more than their work."""
     for step_id, reports in by_step.items():
         times = [r.cost.slot_s for r in reports if rows[r.task_id].state == TaskState.DONE]
         if any(times):
-            moves.task_s[step_id] = sum(times) / len(times)
+            moves.task_s[step_id] = max(sum(times) / len(times), took[step_id])
 
 
 def _tell(
