@@ -7,7 +7,7 @@ idle block differs from an arm in nothing but their work.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -23,8 +23,8 @@ SETTLE_S = 0.3
 class Keeper(Protocol):
     """Who may stand between an arm and its workers: the guard."""
 
-    def working(self, on: bool) -> None:
-        """The arm begins to work, or ends."""
+    def working(self, on: bool, crew: Sequence[FarmWorker]) -> None:
+        """These workers begin to work, or end."""
 
 
 @dataclass
@@ -56,7 +56,7 @@ class Arm:
     def on(self, working: bool) -> None:
         """Let its workers work, or stop them."""
         if self.keeper is not None:
-            self.keeper.working(working)
+            self.keeper.working(working, self.workers)
             return
         for worker in self.workers:
             worker.run(working)

@@ -1,8 +1,9 @@
-"""A breach made on purpose: farm work on the neighbour's own GPU, the guard that freezes it, and how fast.
+"""A breach made on purpose: farm work where it harms, the guard that stops it, and how fast.
 
-The decode load runs and the guard learns what is normal; then farm work begins on the same device. The
-guard's own loop decides, on the load's steps, and its hand is a freeze. Measured from the moment the work
-begins to harm: when the work stands still, and when decode is back within 5 % of its baseline. Afterwards
+The decode load runs and the guard learns what is normal; then farm work begins on the same device (frozen at
+once), or on decode's own cores (the ladder is climbed to a pause). The guard's own loop decides, on the
+load's steps, and its hand is a freeze. Measured from the moment the work begins to harm: when the work stands
+still, and when decode is back within 5 % of its baseline. Afterwards
 decode ends, and the work, which was frozen in between, has to finish with the same result as a run that
 nobody stopped.
 """
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import numpy as np
 
 from gpu_pinning import actuator
 from gpu_pinning.errors import FenceError, PinningError
-from gpu_pinning.guard.decide import Policy
+from gpu_pinning.guard.decide import Policy, Rung
 from gpu_pinning.guard.loop import FarmLoad, GuardEvent, GuardLoop, Hold
 from gpu_pinning.guard.watch import Subject, Watch
 from gpu_pinning.stillness.launching import environment
@@ -31,6 +32,8 @@ from gpu_pinning.stillness.sources import DecodeProcess
 from gpu_pinning.stillness.statistics import Steps
 
 FROZEN_WITHIN_S = 0.5
+PAUSED_WITHIN_S = 5.0
+"""Where the work shares no GPU with the neighbour."""
 BACK_WITHIN_S = 1.0
 BACK_TO = 1.05
 """Decode is back when a tenth of a second's median step is at most this much longer than its baseline."""
@@ -42,6 +45,7 @@ class _Hands:
 
     def __init__(self) -> None:
         self.pid: int | None = None
+        self.decided_at: list[float] = []
         self.frozen_at: list[float] = []
         self.thawed_at: list[float] = []
         self._standing = False
@@ -52,11 +56,13 @@ class _Hands:
             return
         # the work may have ended in this moment
         with contextlib.suppress(FenceError):
-            if hold.frozen and not self._standing:
+            wanted = bool(hold.frozen) or hold.rung >= Rung.PAUSE
+            if wanted and not self._standing:
                 self._standing = True
+                self.decided_at.append(time.monotonic())
                 actuator.stop(None, self.pid)
                 self.frozen_at.append(time.monotonic())
-            elif not hold.frozen and self._standing:
+            elif not wanted and self._standing:
                 self._standing = False
                 actuator.resume(None, self.pid)
                 self.thawed_at.append(time.monotonic())
@@ -66,13 +72,14 @@ def try_breach(
     decode: DecodeProcess,
     folder: Path,
     *,
-    gpu: str,
+    gpu: str | None,
     work: Callable[[Path, int, Path | None], list[str]],
     units: int,
     watch_s: float = 12.0,
     learn_s: float = 8.0,
     budget_ms: float | None = None,
     policy: Policy | None = None,
+    more: dict[str, str] | None = None,
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Breach, freeze, recover, finish; figures and whether each bound was kept.
@@ -80,23 +87,24 @@ def try_breach(
     ``work`` gives the command of the farm work for a stamp file, a number of units and a gate; it prints its
     result. With a gate it loads first, writes ``gate.ready``, and works once ``gate`` is there, so that what
     is measured is work and not loading.
-    ``gpu`` is what both share: a UUID, or any word without a GPU. ``decode`` stands still during the
-    reference run, and is closed at the end. Raises :class:`PinningError`.
+    ``gpu`` is what both share: a UUID, or any word without a GPU; ``None``: they share cores alone. ``more``
+    is set in the work's environment. ``decode`` stands still during the reference run, and is closed at the
+    end. Raises :class:`PinningError`.
     """
     say("reference run of the farm work alone")
     decode.pause(True)
     try:
-        reference = _run_alone(work(folder / "reference.stamps", units, None))
+        reference = _run_alone(work(folder / "reference.stamps", units, None), more)
     finally:
         decode.pause(False)
     hands = _Hands()
     events: list[GuardEvent] = []
     working = threading.Event()
-    subject = Subject("decode", url="stamps:", gpus=(gpu,), budget_ms=budget_ms)
+    subject = Subject("decode", url="stamps:", gpus=(gpu,) if gpu else (), budget_ms=budget_ms)
     watch = Watch(subject, None, probe=decode.probe)
 
     def load() -> FarmLoad:
-        return FarmLoad(working.is_set(), frozenset({gpu} if working.is_set() else ()))
+        return FarmLoad(working.is_set(), frozenset({gpu} if gpu and working.is_set() else ()))
 
     loop = GuardLoop([watch], hands, load, events.append, policy=policy)
     stop = threading.Event()
@@ -106,7 +114,7 @@ def try_breach(
     stamps, gate = folder / "breach.stamps", folder / "gate"
     try:
         say("the farm work loads on the neighbour's device, and waits")
-        farm = _start(work(stamps, units, gate))
+        farm = _start(work(stamps, units, gate), more)
         _await_ready(gate, farm)
         hands.pid = farm.pid
         time.sleep(1.0)
@@ -120,7 +128,8 @@ def try_breach(
         gate.touch()
         say("the farm work begins")
         time.sleep(watch_s)
-        watched = _figures(decode, hands, first, baseline, time.monotonic())
+        within_s = FROZEN_WITHIN_S if gpu else PAUSED_WITHIN_S
+        watched = _figures(decode, hands, first, baseline, time.monotonic(), within_s)
         cpu = loop.cpu_s / (time.monotonic() - begin + 1e-9)
         say("decode ends; the work may go on")
         decode.close()
@@ -135,7 +144,9 @@ def try_breach(
         if farm is not None and farm.poll() is None:
             with contextlib.suppress(FenceError):
                 actuator.resume(None, farm.pid)
-            farm.kill()
+            with contextlib.suppress(FenceError):
+                actuator.kill_family(farm.pid)
+            farm.wait(10)
         if not closed:
             decode.close()
     return watched | {
@@ -169,7 +180,7 @@ def _await_ready(gate: Path, farm: subprocess.Popen[str]) -> None:
 
 
 def _figures(
-    decode: DecodeProcess, hands: _Hands, first: float, baseline: Steps, end: float
+    decode: DecodeProcess, hands: _Hands, first: float, baseline: Steps, end: float, within_s: float
 ) -> dict[str, Any]:
     stamps = np.frombuffer(decode.reader.between(first - 5.0, end), dtype=np.float64)
     durations, at = np.diff(stamps), stamps[1:]
@@ -177,6 +188,7 @@ def _figures(
     budget = float(np.quantile(baseline, 0.99)) * 1.1
     breach = _breach_begins(at, durations, budget, first)
     frozen = next((moment for moment in hands.frozen_at if breach is not None and moment >= breach), None)
+    decided = max((moment for moment in hands.decided_at if frozen and moment <= frozen), default=None)
     back = None
     if frozen is not None:
         for begin in np.arange(frozen, end - _LOOK_S, 0.01):
@@ -193,7 +205,9 @@ def _figures(
         "breached": breach is not None,
         "frozen_after_s": frozen_s,
         "back_after_s": back_s,
-        "frozen_in_time": frozen_s is not None and frozen_s <= FROZEN_WITHIN_S,
+        "decided_after_s": None if decided is None or breach is None else decided - breach,
+        "freezing_took_s": None if decided is None or frozen is None else frozen - decided,
+        "frozen_in_time": frozen_s is not None and frozen_s <= within_s,
         "back_in_time": back_s is not None and back_s <= BACK_WITHIN_S,
     }
 
@@ -207,21 +221,21 @@ def _breach_begins(at: Steps, durations: Steps, budget: float, first: float) -> 
     return None
 
 
-def _run_alone(command: list[str]) -> str:
-    done = subprocess.run(command, env=_environment(), capture_output=True, text=True, timeout=180)
+def _run_alone(command: list[str], more: dict[str, str] | None) -> str:
+    done = subprocess.run(command, env=_environment(more), capture_output=True, text=True, timeout=180)
     if done.returncode != 0:
         raise PinningError(f"the farm work fails alone: {done.stderr[-1500:]}")
     return done.stdout.strip()
 
 
-def _start(command: list[str]) -> subprocess.Popen[str]:
+def _start(command: list[str], more: dict[str, str] | None) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        command, env=_environment(), stdout=subprocess.PIPE, text=True, start_new_session=True
+        command, env=_environment(more), stdout=subprocess.PIPE, text=True, start_new_session=True
     )
 
 
-def _environment() -> dict[str, str]:
-    return environment(max(1, len(os.sched_getaffinity(0)) // 4))
+def _environment(more: dict[str, str] | None) -> dict[str, str]:
+    return environment(max(1, len(os.sched_getaffinity(0)) // 4), more)
 
 
 def _shown(event: GuardEvent, first: float) -> dict[str, Any]:
@@ -234,7 +248,23 @@ def _shown(event: GuardEvent, first: float) -> dict[str, Any]:
     }
 
 
-def video_work(stamps: Path, units: int, gate: Path | None) -> list[str]:
+def denoise_work(stamps: Path, units: int, gate: Path | None) -> list[str]:
     """Denoise steps in torch, as a command that prints a hash of what came out."""
-    command = [sys.executable, "-m", "gpu_pinning.stillness.farm_load", "video", str(stamps), str(units)]
+    command = [sys.executable, "-m", "gpu_pinning.stillness.farm_load", "denoise", str(stamps), str(units)]
     return [*command, str(gate)] if gate is not None else command
+
+
+def loose_encode(cpus: Sequence[int]) -> Callable[[Path, int, Path | None], list[str]]:
+    """Encodes on these CPUs, without a fence, as a command; how many of them is said by ``more``."""
+    wanted = ",".join(map(str, cpus))
+    script = (
+        "import os, sys; os.sched_setaffinity(0, map(int, sys.argv[1].split(',')));"
+        "os.execv(sys.executable, [sys.executable, '-m', *sys.argv[2:]])"
+    )
+    module = "gpu_pinning.stillness.farm_load"
+
+    def work(stamps: Path, units: int, gate: Path | None) -> list[str]:
+        command = [sys.executable, "-c", script, wanted, module, "encode", str(stamps), str(units)]
+        return [*command, str(gate)] if gate is not None else command
+
+    return work

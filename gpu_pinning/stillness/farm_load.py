@@ -1,8 +1,9 @@
 """Farm work as the bench runs it, a stamp a unit: ``python -m gpu_pinning.stillness.farm_load POOL STAMPS``.
 
 What is installed is what runs: ``encode`` is x264 through PyAV, ``render`` Mitsuba; where they are missing
-zlib and numpy stand in for them, which every report says. ``video`` is a DiT-shaped denoise loop in torch
-with its frames copied to the host. A unit is a frame, a rendered picture or a denoise step. Threads come from
+zlib and numpy stand in for them, which every report says. ``video`` is a denoise loop of Wan's shapes in
+torch with its frames copied to the host, ``denoise`` a smaller one whose result can be compared. A unit is a
+frame, a rendered picture, a transformer block of a denoise step, or a small step. Threads come from
 ``OMP_NUM_THREADS``, as the plan sets it. With ``STILLNESS_COPIES`` so many processes do the same, each in a
 session of its own and with stamps of its own (``STAMPS``, ``STAMPS.1``, …).
 """
@@ -23,7 +24,7 @@ from typing import Any
 
 from gpu_pinning.stillness.stamps import StampWriter
 
-POOLS = ("encode", "render", "video")
+POOLS = ("encode", "render", "video", "denoise")
 COPIES_VARIABLE = "STILLNESS_COPIES"
 _WIDTH, _HEIGHT = 832, 480
 _PR_SET_PDEATHSIG = 1
@@ -35,7 +36,9 @@ def kind_of(pool: str) -> str:
         return "x264 through PyAV" if _has("av") else "zlib (stands in for PyAV, which is not installed)"
     if pool == "render":
         return "Mitsuba" if _has("mitsuba") else "numpy (stands in for Mitsuba, which is not installed)"
-    return "DiT-shaped denoise loop in torch, frames copied to the host"
+    if pool == "video":
+        return "denoise loop of Wan 2.1 1.3B shapes, 832x480x81, random weights, frames copied to the host"
+    return "small DiT-shaped denoise loop in torch"
 
 
 def _has(module: str) -> bool:
@@ -55,7 +58,7 @@ def make_unit(pool: str) -> Callable[[], None]:
         return _encode_with_av() if _has("av") else _compress()
     if pool == "render":
         return _render_with_mitsuba() if _has("mitsuba") else _arithmetic()
-    return _denoise()
+    return _wan() if pool == "video" else _denoise()
 
 
 def _frames() -> list[Any]:
@@ -150,6 +153,61 @@ def _arithmetic() -> Callable[[], None]:
 
     def unit() -> None:
         list(pool.map(shade, range(workers)))
+
+    return unit
+
+
+def _wan() -> Callable[[], None]:
+    """Blocks of a DiT as wide and deep as Wan 2.1 1.3B over 832x480x81 (32,760 tokens, 512 of text).
+
+    Each block is waited for, so that little is left in the GPU's queue when the process is stopped; after the
+    last one of a step, 97 MB of frames go to page-locked memory.
+    """
+    import torch
+    import torch.nn.functional as F
+
+    torch.manual_seed(2)
+    kind: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
+    layers, tokens, text, width, inner, heads = 30, 32_760, 512, 1536, 8960, 12
+
+    def weight(rows: int, columns: int) -> Any:
+        return torch.randn(rows, columns, **kind).mul_(columns**-0.5)
+
+    blocks = [
+        {
+            "qkv": weight(3 * width, width),
+            "out": weight(width, width),
+            "query": weight(width, width),
+            "text": weight(2 * width, width),
+            "back": weight(width, width),
+            "up": weight(inner, width),
+            "down": weight(width, inner),
+        }
+        for _ in range(layers)
+    ]
+    x = torch.randn(tokens, width, **kind)
+    told = torch.randn(text, width, **kind)
+    frames = torch.zeros(81, _HEIGHT, _WIDTH, 3, dtype=torch.uint8, device="cuda")
+    host = torch.empty_like(frames, device="cpu").pin_memory()
+    at = 0
+
+    def attend(query: Any, key: Any, value: Any) -> Any:
+        parts = [part.view(1, -1, heads, width // heads).transpose(1, 2) for part in (query, key, value)]
+        return F.scaled_dot_product_attention(*parts).transpose(1, 2).reshape(-1, width)
+
+    def unit() -> None:
+        nonlocal x, at
+        block = blocks[at]
+        with torch.inference_mode():
+            normed = F.rms_norm(x, (width,))
+            x = x + F.linear(attend(*F.linear(normed, block["qkv"]).chunk(3, dim=-1)), block["out"])
+            key, value = F.linear(told, block["text"]).chunk(2, dim=-1)
+            x = x + F.linear(attend(F.linear(x, block["query"]), key, value), block["back"])
+            x = F.rms_norm(x + F.linear(F.gelu(F.linear(x, block["up"])), block["down"]), (width,))
+            at = (at + 1) % layers
+            if at == 0:
+                host.copy_(frames, non_blocking=True)
+            torch.cuda.synchronize()
 
     return unit
 

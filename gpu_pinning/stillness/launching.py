@@ -6,7 +6,7 @@ import contextlib
 import os
 import subprocess
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from gpu_pinning import actuator, procfs
@@ -23,6 +23,17 @@ def environment(threads: int, more: dict[str, str] | None = None) -> dict[str, s
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
     path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH", "")]))
     return {**os.environ, **dict.fromkeys(names, str(threads)), **(more or {}), "PYTHONPATH": path}
+
+
+@contextlib.contextmanager
+def on_cpus(cpus: Iterable[int]) -> Iterator[None]:
+    """This thread, and what it starts, on these CPUs: counting is not to disturb what is counted."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, set(cpus) or before)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def spread(pid: int, cpus: Iterable[int]) -> None:

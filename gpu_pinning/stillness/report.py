@@ -17,11 +17,18 @@ from gpu_pinning.stillness.arms import Block
 from gpu_pinning.stillness.statistics import TOLERANCE
 
 _QUANTILES = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999)
-_COLOURS = {"idle": "#6b7280", "placebo": "#2563eb", "farm": "#059669", "control": "#dc2626"}
+_COLOURS = {
+    "idle": "#6b7280",
+    "placebo": "#2563eb",
+    "farm": "#059669",
+    "control": "#dc2626",
+    "spare": "#7c3aed",
+}
 _NAMES = {
     "placebo": "placebo (idle against idle)",
     "farm": "farm, isolated",
     "control": "positive control (isolation off)",
+    "spare": "farm, every other core spare",
 }
 _VERDICTS = {
     "still": "Still: the farm does not disturb decode on this machine.",

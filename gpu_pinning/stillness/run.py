@@ -9,12 +9,11 @@ a run that is cut off leaves its arms.
 
 from __future__ import annotations
 
-import os
 import platform
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from gpu_pinning.stillness import report as reports
 from gpu_pinning.stillness.arms import SETTLE_S, Arm, Block, run_block
 from gpu_pinning.stillness.crew import FarmWorker, Work
 from gpu_pinning.stillness.decode_load import FORMS, describe
-from gpu_pinning.stillness.launching import held_by
+from gpu_pinning.stillness.launching import held_by, on_cpus
 from gpu_pinning.stillness.seating import Seats, everywhere, loads_in_words, seat
 from gpu_pinning.stillness.sources import DecodeProcess, DecodeServer, Source
 from gpu_pinning.stillness.statistics import (
@@ -50,6 +49,7 @@ WARM_UP_MOST_S = 300.0
 _SHORTEST_S = 20.0
 _LONGEST_BLOCK_S = 5.0
 _BACK_S = 1.0
+_WRITE_S = 3.0
 _QUICK_REPEATS = 100
 """Bootstrap repeats for what is written after each round."""
 Say = Callable[[str], None]
@@ -68,6 +68,8 @@ class Options:
     out: Path = Path("stillness")
     quartets: int = 6
     seed: int = 0
+    spare: bool = False
+    """Also the farm with every other worker at rest: what spare cores beside decode win back."""
 
     def __post_init__(self) -> None:
         if self.seconds < _SHORTEST_S:
@@ -121,7 +123,7 @@ def run(options: Options, say: Say = print) -> tuple[dict[str, Any], int]:
     bench = _Bench(options, form, machine, seats, say)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stillness-")))
-        stack.enter_context(_on_farm_cores(seats))
+        stack.enter_context(on_cpus(seats.farm))
         bench.set_up(folder, stack)
         bench.rounds()
     found, judgement = bench.found(REPEATS)
@@ -158,8 +160,10 @@ class _Bench:
                 self.held[name] = held_by(pid for worker in crew for pid in worker.pids())
         self.held["decode"] = held_by(source.pids())
         farm = self.arms["farm"]
-        self.guard = Guarded(source, farm.workers, seats.farm)
+        self.guard = Guarded(source, seats.farm)
         farm.keeper = self.guard
+        if options.spare and len(farm.workers) > 1:
+            self.arms["spare"] = Arm("spare", farm.workers[::2], self.guard)
         stack.callback(self._end_guard)
 
     def _end_guard(self) -> None:
@@ -171,13 +175,18 @@ class _Bench:
     def rounds(self) -> None:
         """Warm up, then round after round of every arm."""
         options, seats = self.options, self.seats
-        block_s = _block_s(options, len(self.arms))
-        arms = f"{options.quartets} rounds of {len(self.arms)} arms"
-        self.say(f"warming up; then {arms}, blocks of {block_s:.1f} s")
+        ends = self.began + 0.95 * options.seconds - _WRITE_S
+        self.say("warming up")
         most_s = min(WARM_UP_MOST_S, 0.25 * options.seconds)
+        block_s = _block_s(0.6 * options.seconds, options.quartets, list(self.arms))
         self.warm = _warm_up(self.source, seats, block_s, most_s, self.say)
+        # warm-up took what it needed; the rest is for the rounds
+        block_s = _block_s(ends - time.time(), options.quartets, list(self.arms))
+        self.say(f"{options.quartets} rounds of {len(self.arms)} arms, blocks of {block_s:.1f} s")
         for number in range(options.quartets):
             for name, arm in self.arms.items():
+                if name == "control" and number not in control_rounds(options.quartets):
+                    continue
                 if name == "farm" and number % 2:
                     self._alone(block_s)
                 blocks = self._quartet(arm, block_s)
@@ -326,22 +335,17 @@ def _crew(
     return crew
 
 
-@contextmanager
-def _on_farm_cores(seats: Seats) -> Iterator[None]:
-    """This process's own threads on the farm's CPUs: waking up to count is not to disturb decode."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, seats.farm or before)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
+def _block_s(left_s: float, rounds: int, arms: Iterable[str]) -> float:
+    """How long a block may be, so that all rounds fit in the time that is left."""
+    names = [name for name in arms if name != "control"]
+    # each round ends with two blocks alone and the time that decode needs to find its pace again
+    blocks = rounds * (4 * len(names) + 2) + (4 * len(control_rounds(rounds)) if "control" in arms else 0)
+    return min(_LONGEST_BLOCK_S, max(0.5, (left_s - rounds * _BACK_S) / blocks - SETTLE_S))
 
 
-def _block_s(options: Options, arms: int) -> float:
-    # a fifth for start and end, a quarter for warm-up at most; each round ends with two blocks alone
-    blocks = 4 * arms + 2
-    left = (0.55 * options.seconds / options.quartets - _BACK_S) / blocks - SETTLE_S
-    return min(_LONGEST_BLOCK_S, max(0.5, left))
+def control_rounds(rounds: int) -> set[int]:
+    """Rounds in which the positive control runs: two show it, and it hurts."""
+    return {0, rounds // 2}
 
 
 def _warm_up(source: Source, seats: Seats, block_s: float, most_s: float, say: Say) -> dict[str, Any]:

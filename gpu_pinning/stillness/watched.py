@@ -29,10 +29,8 @@ class Guarded:
     it stands still by our own hand, or the farm runs without isolation, and neither is to be learnt from.
     """
 
-    def __init__(
-        self, source: Source, workers: Sequence[FarmWorker], cpus: Iterable[int], policy: Policy | None = None
-    ) -> None:
-        self._workers = list(workers)
+    def __init__(self, source: Source, cpus: Iterable[int], policy: Policy | None = None) -> None:
+        self._workers: list[FarmWorker] = []
         self._source = source
         self.away = False
         self.events: list[GuardEvent] = []
@@ -65,11 +63,11 @@ class Guarded:
 
     # --- the arm -------------------------------------------------------------------------------------
 
-    def working(self, on: bool) -> None:
-        """The arm begins to work, or ends; see :class:`gpu_pinning.stillness.arms.Keeper`."""
+    def working(self, on: bool, crew: Sequence[FarmWorker]) -> None:
+        """An arm begins to work, or ends; see :class:`gpu_pinning.stillness.arms.Keeper`."""
         with self._lock:
             self._count()
-            self._on = on
+            self._on, self._workers = on, list(crew)
             self._apply()
 
     def hold(self, hold: Hold) -> None:
