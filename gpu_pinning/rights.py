@@ -135,6 +135,20 @@ def child(base: Path) -> Iterator[Path]:
         folder.rmdir()
 
 
+@contextlib.contextmanager
+def _enabled(name: str, base: Path) -> Iterator[None]:
+    """A v2 controller given to the children of ``base``, and taken back where it was not given before."""
+    control = base / "cgroup.subtree_control"
+    given = name in (files.read(control) or "").split()
+    if not given:
+        files.write(control, f"+{name}")
+    try:
+        yield
+    finally:
+        if not given:
+            files.write(control, f"-{name}")
+
+
 def _try_v2(name: str, base: Path) -> str:
     try:
         if name in ("kill", "freeze"):
@@ -145,8 +159,6 @@ def _try_v2(name: str, base: Path) -> str:
             return ""
         if name not in (files.read(base / "cgroup.controllers") or "").split():
             return f"{name} is not given to {base}"
-        if name not in (files.read(base / "cgroup.subtree_control") or "").split():
-            files.write(base / "cgroup.subtree_control", f"+{name}")
         setting = {
             "cpuset": "cpuset.cpus",
             "cpu": "cpu.weight",
@@ -154,7 +166,7 @@ def _try_v2(name: str, base: Path) -> str:
             "io": "io.weight",
             "pids": "pids.max",
         }[name]
-        with child(base) as group:
+        with _enabled(name, base), child(base) as group:
             target = group / setting
             if name == "io" and not target.exists():
                 target = group / "io.max"

@@ -33,7 +33,12 @@ def read(
     nodes = sysfs.read_nodes(root)
     cores = sysfs.read_cores(root, caches, nodes)
     pci = sysfs.read_pci(root)
-    cpus, mems = sysfs.allowed(root)
+    # The kernel's masks also allow CPUs and nodes that are offline, as on machines that can be extended.
+    online, there = {cpu for core in cores for cpu in core.cpus}, {node.id for node in nodes}
+    cpus, mems = (
+        tuple(x for x in found if x in known)
+        for found, known in zip(sysfs.allowed(root), (online, there), strict=True)
+    )
     driver = cuda = None
     gpus: tuple[Gpu, ...] = ()
     state = "ok"

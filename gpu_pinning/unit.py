@@ -39,6 +39,8 @@ def systemd_unit(
         "[Service]",
         "Type=exec",
         f"ExecStart={' '.join(_word(part) for part in command)}",
+        "# SIGHUP to the agent alone: `systemctl kill` would send it to every slot, which would end.",
+        "ExecReload=/bin/kill -s HUP $MAINPID",
         "Restart=always",
         "RestartSec=2",
         "# Slots are children of the agent, in groups of their own: they get the time to park.",

@@ -21,6 +21,23 @@ def test_every_controller_gets_an_answer_and_nothing_is_left_behind() -> None:
         assert not list(base.glob("stillframe-probe-*"))
 
 
+def test_a_controller_that_was_not_given_to_children_is_not_afterwards() -> None:
+    base = rights.own_hierarchies().v2
+    control = base / "cgroup.subtree_control" if base else None
+    if base is None or control is None or not os.access(control, os.W_OK):
+        pytest.skip("no v2 group of our own")
+    there = set((base / "cgroup.controllers").read_text().split())
+    spare = sorted(there - set(control.read_text().split()))
+    if not spare or ((base.parent / "cgroup.controllers").exists() and (base / "cgroup.procs").read_text()):
+        pytest.skip("no controller to give, or a group that may give none while we sit in it")
+    with rights._enabled(spare[0], base):
+        assert spare[0] in control.read_text().split()
+        with rights._enabled(spare[0], base):
+            pass
+        assert spare[0] in control.read_text().split(), "it was given before"
+    assert spare[0] not in control.read_text().split()
+
+
 def test_hybrid_machine(tmp_path: Path) -> None:
     put(
         tmp_path,

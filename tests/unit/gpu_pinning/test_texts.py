@@ -82,6 +82,8 @@ def test_the_unit_delegates_and_keeps_its_words(tmp_path: Path) -> None:
     )
     assert "Delegate=cpu cpuset io memory pids" in text
     assert "DelegateSubgroup=agent" in text
+    # the agent alone hears of a changed farm.toml; its slots would end
+    assert "ExecReload=/bin/kill -s HUP $MAINPID" in text
     assert 'ExecStart="/opt/a b/farm" node --x=50%% $$HOME' in text
     assert 'Environment="A=say \\"hi\\""' in text
     for bad in ([], ["farm"], ["/farm\nExecStart=/bin/sh"]):

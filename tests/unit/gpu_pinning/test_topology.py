@@ -11,6 +11,7 @@ import pytest
 from gpu_pinning import topology, virt
 from gpu_pinning.errors import TopologyError
 from gpu_pinning.machine import Topology
+from gpu_pinning.placement import make_plan
 from tests.unit.gpu_pinning.trees import RECORDED, RecordedNvml, put, recorded, write_tree
 
 NAMES = sorted(path.stem for path in RECORDED.glob("*.json"))
@@ -88,6 +89,32 @@ def test_processes_in_a_pid_namespace_of_our_own_are_not_known(
     monkeypatch.setattr(virt, "own_pid_namespace", lambda root: True)
     read = topology.read(tmp_path, RecordedNvml(machine), cgroups=(), device_nodes=(), device_fence="none")
     assert [gpu.processes for gpu in read.gpus] == [None, None]
+
+
+def test_what_is_offline_is_not_there_although_it_is_allowed(tmp_path: Path) -> None:
+    # Two cores of two threads. CPU 3, the second thread of CPU 1's core, is offline; so is node 2. Node 1 is
+    # memory without cores (CXL). The masks of the process name all that the machine could be extended to.
+    cpu = "sys/devices/system/cpu"
+    put(tmp_path, f"{cpu}/online", "0-2")
+    for number, threads in enumerate(("0,2", "1,3", "0,2")):
+        put(tmp_path, f"{cpu}/cpu{number}/topology/core_cpus_list", threads)
+        put(tmp_path, f"{cpu}/cpu{number}/topology/physical_package_id", 0)
+    put(tmp_path, "sys/devices/system/node/online", "0-1")
+    for node, cpus in enumerate(("0-2", "")):
+        put(tmp_path, f"sys/devices/system/node/node{node}/cpulist", cpus)
+        put(tmp_path, f"sys/devices/system/node/node{node}/meminfo", f"Node {node} MemTotal: 1048576 kB")
+        put(tmp_path, f"sys/devices/system/node/node{node}/distance", "10 40" if node == 0 else "40 10")
+    put(tmp_path, "proc/self/status", "Cpus_allowed_list:\t0-127\nMems_allowed_list:\t0-63")
+    machine = topology.read(tmp_path, cgroups=(), device_nodes=(), device_fence="none")
+    assert (machine.allowed_cpus, machine.allowed_nodes) == ((0, 1, 2), (0, 1))
+    assert [core.cpus for core in machine.cores] == [(0, 2), (1,)]
+    assert [(node.id, node.cpus, node.bytes) for node in machine.nodes] == [
+        (0, (0, 1, 2), 1 << 30),
+        (1, (), 1 << 30),
+    ]
+    # two whole cores, one of them with the one thread that it has; memory from the node of the cores alone
+    (slot,) = make_plan(machine).slots
+    assert (slot.cpus, slot.nodes, slot.environment["OMP_NUM_THREADS"]) == ((0, 1, 2), (0,), "2")
 
 
 def test_a_tree_without_cpus_is_an_error(tmp_path: Path) -> None:
