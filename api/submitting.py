@@ -18,6 +18,7 @@ from farm.plan import JobPlan, StepPlan
 from farm.repositories import models
 from farm.repositories.reading import frames, jobs, people
 from farm.submission import Submission
+from farm.why import unserved
 from jobs import registry
 from jobs.kind import Asset, ExpandContext
 from jobs.video.models import version_of
@@ -109,11 +110,15 @@ def measure(use: Services, checked: Checked) -> Validation:
         for task in step.tasks:
             tasks += 1
             frames_of_step += len(task.frames) if task.frames is not None else 0
-            _within(use, total_tasks + tasks, total_frames + frames_of_step)
+            _within(use, checked.submission.spec, total_tasks + tasks, total_frames + frames_of_step)
         total_tasks += tasks
         total_frames += frames_of_step
         steps.append(_planned(step, tasks, frames_of_step))
+    with use.db.read() as conn:
+        wanted = [(step.name, step.pool, step.requires) for step in checked.plan.steps]
+        warnings = [reason.text for reason in unserved(conn, wanted)]
     return Validation(
+        warnings=warnings,
         tasks=total_tasks,
         frames=total_frames,
         steps=steps,
@@ -121,7 +126,12 @@ def measure(use: Services, checked: Checked) -> Validation:
     )
 
 
-def _within(use: Services, tasks: int, frames_total: int) -> None:
+def too_large(message: str, spec: Mapping[str, Any]) -> LimitExceeded:
+    """A job over a limit; the frames make it so where it has any."""
+    return LimitExceeded(message, [FieldFault("/spec/frames" if "frames" in spec else "/spec", message)])
+
+
+def _within(use: Services, spec: Mapping[str, Any], tasks: int, frames_total: int) -> None:
     if tasks > use.settings.max_tasks:
         message = (
             f"the job has more than {use.settings.max_tasks:,} tasks; use larger chunks or split the job"
@@ -130,7 +140,7 @@ def _within(use: Services, tasks: int, frames_total: int) -> None:
         message = f"the job has more than {use.settings.max_frames:,} frames; split it into several jobs"
     else:
         return
-    raise LimitExceeded(message, [FieldFault("/spec", message)])
+    raise too_large(message, spec)
 
 
 def _planned(step: StepPlan, tasks: int, frames_of_step: int) -> PlannedStep:

@@ -7,7 +7,7 @@ do not fit, are busy, held by the guard or away, and byte budgets.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -267,16 +267,11 @@ def _slots(
             nodes.c.state.label("node"),
         ).join(nodes, nodes.c.id == slots.c.node_id)
     ).all()
-    serving = [row for row in rows if pool in row.pools]
-    if not serving:
-        yield Reason("no_slot", f"no slot of this farm serves pool {pool!r}", {"pool": pool})
+    nobody = _nobody(pool, task["requires"], [(row.pools, row.device) for row in rows])
+    if nobody is not None:
+        yield nobody
         return
-    fitting = [row for row in serving if fits(task["requires"], row.device)]
-    if not fitting:
-        wants = ", ".join(f"{name} = {value!r}" for name, value in task["requires"].items())
-        text = f"none of the {len(serving)} slots of pool {pool!r} fulfils what it requires: {wants}"
-        yield Reason("no_slot_fits", text, {"pool": pool, "requires": task["requires"]})
-        return
+    fitting = [row for row in rows if pool in row.pools and fits(task["requires"], row.device)]
     up = [row for row in fitting if row.node == "up"]
     if not up:
         states = ", ".join(f"{n} {state}" for state, n in sorted(Counter(r.node for r in fitting).items()))
@@ -305,6 +300,34 @@ def _slots(
         idle_now = "a slot is idle" if counts["idle"] == 1 else f"{counts['idle']} slots are idle"
         text = f"{idle_now}; the scheduler gives it to one at its next look"
         yield Reason("next", text, {"idle": counts["idle"]})
+
+
+def _nobody(
+    pool: str, requires: Mapping[str, Any], offers: Sequence[tuple[Sequence[str], Mapping[str, Any]]]
+) -> Reason | None:
+    """Why no slot of the farm, busy, held and away ones among them, can run such work; None: one can."""
+    serving = [device for pools, device in offers if pool in pools]
+    if not serving:
+        text = f"no slot of this farm serves pool {pool!r}; it waits until a node with one joins"
+        return Reason("no_slot", text, {"pool": pool})
+    if any(fits(requires, device) for device in serving):
+        return None
+    wants = ", ".join(f"{name} = {value!r}" for name, value in requires.items())
+    text = (
+        f"none of the {len(serving)} slots of pool {pool!r} fulfils what it requires ({wants}); "
+        "it waits until a node with one that does joins"
+    )
+    return Reason("no_slot_fits", text, {"pool": pool, "requires": dict(requires)})
+
+
+def unserved(conn: sa.Connection, wanted: Iterable[tuple[str, str, Mapping[str, Any]]]) -> list[Reason]:
+    """Steps that no slot of this farm can run as it stands; ``wanted``: name, pool and requirements of each.
+
+    A job with such steps is taken all the same: a node may join.
+    """
+    offers = [(row.pools, row.device) for row in conn.execute(sa.select(slots.c.pools, slots.c.device))]
+    found = [(name, _nobody(pool, requires, offers)) for name, pool, requires in wanted]
+    return [replace(why, text=f"step {name!r}: {why.text}") for name, why in found if why is not None]
 
 
 def _running(conn: sa.Connection, task: dict[str, Any]) -> Iterator[Reason]:

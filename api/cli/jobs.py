@@ -93,6 +93,8 @@ def job(job: JobId, json: Json = False) -> None:
         console.print("  ".join(f"{name}={value}" for name, value in found.labels.items()))
     if found.error:
         console.print(Text(found.error, style="red"))
+    for warning in found.warnings:
+        console.print(Text(f"warning: {warning}", style="yellow"))
     console.print()
     table(
         ("STEP", "POOL", "STATE", ">DONE", ">FRAMES", ">TASKS", ">FAILED", ">ETA"),

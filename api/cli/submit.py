@@ -143,6 +143,8 @@ def submit(
     with FarmClient.connect() as farm:
         _default_project(farm, body)
         job = send(farm, body, files, idempotency_key)
+        for warning in job.warnings:
+            terminal.say(f"warning: {warning}")
         if json and not watch:
             print_json(job.to_json())
         elif not json:

@@ -124,6 +124,9 @@ class Validation(Out):
     frames: int
     steps: list[PlannedStep]
     missing: list[str] = Field(description="SHA-256 of assets that must be uploaded first")
+    warnings: list[str] = Field(
+        default_factory=list, description="Steps that no slot of this farm can run as it stands"
+    )
 
 
 class Reason(Out):

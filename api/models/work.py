@@ -48,6 +48,9 @@ class JobDetail(Job):
     assets: dict[str, str] = Field(description="Asset path to SHA-256")
     after: list[str] = Field(description="Jobs that must be done before it")
     steps: list[Step]
+    warnings: list[str] = Field(
+        default_factory=list, description="Steps that no slot of this farm can run as it stands"
+    )
 
 
 class Task(Out):

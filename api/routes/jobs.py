@@ -21,6 +21,7 @@ from api.routes.frames import retake
 from api.services import Services, Use
 from api.versions import IfMatch
 from farm import submission, why
+from farm.errors import LimitExceeded
 from farm.lifecycle import commands
 from farm.repositories.job_changes import change_job as change
 from farm.repositories.reading import jobs, machines, people
@@ -32,6 +33,7 @@ router = APIRouter(prefix="/v1", route_class=FarmRoute)
 Submitted = Annotated[
     JobSubmit, Body(openapi_examples={"turntable": {"summary": "A turntable", "value": SUBMIT_EXAMPLE}})
 ]
+_OPEN = (GroupState.WAITING, GroupState.RUNNING)
 _MADE: dict[int | str, dict[str, Any]] = {409: {"description": "Idempotency-Key in use, or a reference gone"}}
 _CHANGED: dict[int | str, dict[str, Any]] = {
     412: {"description": "It changed"},
@@ -53,6 +55,8 @@ def submit_job(request: Request, body: Submitted, use: Use, who: Submitter, resp
             keep_answer(request, conn, 201, made, {"Location": f"/v1/jobs/{job_id}"})
     except sa.exc.IntegrityError as error:
         raise submitting.refused_late(error) from error
+    except LimitExceeded as error:
+        raise submitting.too_large(error.message, body.spec) from error
     response.headers["Location"] = f"/v1/jobs/{job_id}"
     versions.tag(response, made.version)
     return made
@@ -123,10 +127,13 @@ def read_job(job_id: str, use: Use, who: Reader, response: Response) -> JobDetai
 
 def detail(conn: sa.Connection, row: dict[str, Any]) -> JobDetail:
     """A job's row with its spec, assets and steps."""
+    steps = jobs.list_steps(conn, row["id"])
+    waiting = [(step["name"], step["pool"], step["requires"]) for step in steps if step["state"] in _OPEN]
     more = {
         "assets": jobs.job_assets(conn, row["id"]),
         "after": jobs.job_after(conn, row["id"]),
-        "steps": [Step.model_validate(step) for step in jobs.list_steps(conn, row["id"])],
+        "steps": [Step.model_validate(step) for step in steps],
+        "warnings": [reason.text for reason in why.unserved(conn, waiting)],
     }
     return JobDetail.model_validate({**row, **more})
 

@@ -115,6 +115,7 @@ class Job(Work):
     version: int = 1
     created_at: datetime
     steps: list[Step] = Field(default_factory=list)
+    warnings: list[str] = Field(default_factory=list)
 
 
 class Task(Answer):

@@ -122,6 +122,37 @@ def test_a_job_over_the_limits_is_refused_by_both_doors(farm: Farm) -> None:
     assert count(farm, t.jobs) == 0
 
 
+def test_a_job_over_the_limits_names_the_frames_where_it_has_any(farm: Farm) -> None:
+    asset = farm.upload(b"<scene version='3.0.0'/>")
+    body = probe_job(
+        kind="render",
+        spec={"scene": "a.xml", "frames": "1-501", "chunk_frames": 1, "resolution": "16x16"},
+        assets={"a.xml": asset},
+    )
+    for path in ("/v1/jobs", "/v1/jobs/validate"):
+        assert pointers(farm.call.post(path, json=body)) == ["/spec/frames"]
+
+
+def test_a_job_that_no_slot_can_run_is_taken_with_a_warning_until_a_slot_joins(farm: Farm) -> None:
+    job = farm.submit()
+    [warning] = job["warnings"]
+    assert "step 'probe': no slot of this farm serves pool 'render'" in warning
+    assert "until a node with one joins" in warning
+    answer = farm.call.post("/v1/jobs/validate", json=probe_job())
+    assert answer.json()["warnings"] == [warning]
+    assert warning in [
+        reason["text"] for reason in farm.call.get(f"/v1/jobs/{job['id']}/why").json()["items"]
+    ]
+    farm.slot()
+    assert farm.call.get(f"/v1/jobs/{job['id']}").json()["warnings"] == []
+    asset = farm.upload(b"<scene version='3.0.0'/>")
+    spec = {"scene": "a.xml", "frames": "1", "resolution": "16x16", "device": "cuda"}
+    cuda = probe_job(kind="render", spec=spec, assets={"a.xml": asset})
+    [warning] = farm.call.post("/v1/jobs", json=cuda).json()["warnings"]
+    wants = "none of the 1 slots of pool 'render' fulfils what it requires (device = 'cuda')"
+    assert f"step 'render': {wants}" in warning
+
+
 @pytest.mark.parametrize("frames", ["1 10", "5-1", "1-5:0", "", "1-1000000000"])
 def test_a_bad_frame_range_is_refused_with_its_position(farm: Farm, frames: str) -> None:
     body = {
