@@ -59,6 +59,8 @@ class Board:
     neighbours: list[NeighbourPlan] = field(default_factory=list)
     slots: dict[str, SlotPlan] = field(default_factory=dict)
     sharing: list[Sharing] = field(default_factory=list)
+    matched: set[int] = field(default_factory=set)
+    """Pids of observed servers that are declared neighbours."""
     places: dict[str, Place] = field(default_factory=dict)
     """Where each neighbour may really be."""
     meant: list[tuple[NeighbourPlan, Place]] = field(default_factory=list)

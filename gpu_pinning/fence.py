@@ -162,10 +162,24 @@ class Fence:
         """``argv`` behind the launcher. It dies with the thread that started it: start it from one that
         stays.
 
-        ``die_with_us=False``: somebody else starts it, who sees to its end.
+        ``die_with_us=False``: somebody else starts it, who sees to its end. Raises FenceError for an MPS slot
+        without an MPS daemon: CUDA would take turns with the neighbour instead, and not say so.
         """
+        self._require_mps()
         self._write_spec(argv, self._spec, self._report, parent=os.getpid() if die_with_us else None)
         return self._launcher(self._spec)
+
+    def _require_mps(self) -> None:
+        pipes = self.slot.environment.get("CUDA_MPS_PIPE_DIRECTORY")
+        if pipes is None:
+            return
+        pid = files.read_int(Path(pipes) / "nvidia-cuda-mps-control.pid")
+        daemon = procfs.process(pid) if pid is not None else None
+        if daemon is None or daemon.state in "ZX" or not (Path(pipes) / "control").exists():
+            raise FenceError(
+                f"slot {self.slot.name}: no MPS daemon serves {pipes}; start it as the user of the "
+                f"server that shares the GPU: CUDA_MPS_PIPE_DIRECTORY={pipes} nvidia-cuda-mps-control -d"
+            )
 
     @staticmethod
     def _launcher(spec: Path) -> list[str]:

@@ -32,6 +32,7 @@ def seat_neighbour(board: Board, wish: NeighbourWish) -> None:
     cpus = wish.cores if isinstance(wish.cores, tuple) else board.cores.cpus(cores)
     fence = "declared" if isinstance(wish.cores, tuple) else "none"
     if found is not None:
+        board.matched.add(found.pid)
         fence = "observed" if set(found.cpus) <= set(cpus) else "none"
     indices = sorted(board.machine.cuda_index(gpu.uuid) for gpu in gpus)
     board.neighbours.append(
@@ -116,6 +117,26 @@ def _cores(
         board.refuse(where, f"wants {number} cores and {left} are free", "ask for fewer")
         return None
     return set(chosen)
+
+
+def leave_undeclared(board: Board) -> None:
+    """Keep slots off the cores to which servers are held that run here and are not declared.
+
+    They get no class beside such a server, since nobody watches over it: notes say so.
+    """
+    for seen in board.observed:
+        if seen.pid in board.matched:
+            continue
+        who = f"a {seen.kind} server (pid {seen.pid}) runs here and is not declared in farm.toml"
+        cores = _held(board, seen)
+        if 0 < len(cores) <= len(board.cores.usable) // 2:
+            board.cores.take(cores)
+            kept = f"slots keep off CPUs {cpulist.show(board.cores.cpus(cores))}, to which it is held"
+        else:
+            kept = (
+                "nothing holds it to cores of its own, so it may run on those of any slot (class C beside it)"
+            )
+        board.notes.append(f"{who}: {kept}; `farm neighbours discover` prints the lines that declare it")
 
 
 def _held(board: Board, found: ObservedNeighbour | None) -> set[int]:

@@ -16,7 +16,7 @@ from gpu_pinning.cores import CorePool
 from gpu_pinning.gpu_choice import choose_gpus, choose_mig
 from gpu_pinning.interrupts import interrupt_moves
 from gpu_pinning.machine import Gpu, MigInstance, Topology
-from gpu_pinning.neighbour_seats import seat_neighbour
+from gpu_pinning.neighbour_seats import leave_undeclared, seat_neighbour
 from gpu_pinning.observed import ObservedNeighbour
 from gpu_pinning.plan import GpuInUse, Plan, Refusal, SlotPlan
 from gpu_pinning.sharing import Place
@@ -44,6 +44,7 @@ def make_plan(
     )
     for neighbour in wishes.neighbours:
         seat_neighbour(board, neighbour)
+    leave_undeclared(board)
     board.busy = {gpu.uuid: why for gpu in machine.gpus if (why := board.busy_reason_of(gpu))}
     board.places = {n.name: sharing.place_of_neighbour(machine, n) for n in board.neighbours}
     board.meant = [(n, Place(machine, n.gpus, n.cpus, n.nodes)) for n in board.neighbours]

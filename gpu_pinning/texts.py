@@ -136,6 +136,7 @@ def neighbours_text(
     if not found:
         return "No language model server found among the processes that can be seen here.\n", 0
     parts = []
+    names: set[str] = set()
     for seen in found:
         gpus = ", ".join(seen.gpus) or "no GPU seen"
         where = "the whole machine" if seen.whole_machine else f"CPUs {cpulist.show(seen.cpus)}"
@@ -146,6 +147,9 @@ def neighbours_text(
             f"  may run on: {where}",
         ]
         name = f"{seen.kind.replace('.', '-')}-{seen.port}"
+        if name in names:
+            name += f"-{seen.pid}"  # as of two containers with a network of their own each
+        names.add(name)
         if seen.whole_machine:
             plan = make_plan(machine, _declared(name, seen), (seen,))
             if plan.neighbours:

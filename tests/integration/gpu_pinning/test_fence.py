@@ -429,6 +429,25 @@ def test_an_mps_client_is_never_killed(workshop: Workshop, machine: Topology, tm
     assert slot.process.poll() is None
 
 
+def test_an_mps_client_needs_the_daemon(workshop: Workshop, machine: Topology, tmp_path: Path) -> None:
+    """Without it CUDA would take turns with the neighbour on the whole GPU, and say nothing."""
+    seat = workshop.fence().slot
+    pipes = tmp_path / "mps"
+    environment = seat.environment | {"CUDA_MPS_PIPE_DIRECTORY": str(pipes)}
+    fence = Fence.create(machine, seat.model_copy(update={"environment": environment}), tmp_path)
+    with pytest.raises(FenceError, match="nvidia-cuda-mps-control -d"):
+        fence.command(["true"])
+    pipes.mkdir()
+    (pipes / "control").touch()
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    (pipes / "nvidia-cuda-mps-control.pid").write_text(f"{ended.pid}\n")
+    with pytest.raises(FenceError, match="no MPS daemon"):
+        fence.command(["true"])
+    (pipes / "nvidia-cuda-mps-control.pid").write_text(f"{os.getpid()}\n")
+    assert fence.command(["true"])
+
+
 def test_the_slot_dies_with_the_agent(machine: Topology, tmp_path: Path) -> None:
     code = f"""
 import subprocess, sys

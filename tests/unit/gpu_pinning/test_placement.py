@@ -348,6 +348,20 @@ def test_a_server_held_to_most_of_the_machine_leaves_room_for_slots() -> None:
     assert plan.slots
 
 
+def test_slots_keep_off_the_cores_of_a_server_that_is_not_declared() -> None:
+    machine = recorded("permuted-minors")
+    plan = make_plan(machine, None, [held(machine, "20-23,52-55")])
+    assert not {20, 21, 22, 23, 52, 53, 54, 55} & {cpu for slot in plan.slots for cpu in slot.cpus}
+    assert "slots keep off CPUs 20-23,52-55, to which it is held" in plan.notes[0]
+    # one that may run anywhere cannot be kept off; that is said, with the command that helps
+    loose = held(machine, "0-63").model_copy(update={"whole_machine": True})
+    plan = make_plan(machine, None, [loose])
+    assert "class C beside it" in plan.notes[0] and "farm neighbours discover" in plan.notes[0]
+    # a declared one is a neighbour, and needs no note
+    wishes = Wishes.parse('[[neighbours]]\nname = "n"\ngpus = ["3b:00.0"]')
+    assert make_plan(machine, wishes, [loose]).notes == ()
+
+
 def test_a_server_that_was_seen_keeps_its_gpu_also_where_it_is_not_declared() -> None:
     machine = recorded("permuted-minors")
     seen = ObservedNeighbour(
