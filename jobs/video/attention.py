@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from typing import Any
 
@@ -22,13 +23,15 @@ def probe(backend: Backend, device: Any, dtype: Any, head: int = 64) -> list[str
     if backend in CUDA_ONLY and device.type != "cuda":
         raise PermanentFailure(f"/attention: {backend} needs an NVIDIA GPU; choose native")
     dispatch = importlib.import_module("diffusers.models.attention_dispatch")
-    seen = _Operators()
+    q = torch.randn(1, 128, 2, head, device=device, dtype=dtype)
+
+    def attend() -> Any:
+        with torch.no_grad():
+            name = dispatch.AttentionBackendName(BACKENDS[backend])
+            return dispatch.dispatch_attention_fn(q, q, q, backend=name)
+
     try:
-        q = torch.randn(1, 128, 2, head, device=device, dtype=dtype)
-        with torch.no_grad(), seen:
-            out = dispatch.dispatch_attention_fn(
-                q, q, q, backend=dispatch.AttentionBackendName(BACKENDS[backend])
-            )
+        out = attend()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         if out.shape != q.shape or not bool(torch.isfinite(out.float()).all()):
@@ -38,11 +41,17 @@ def probe(backend: Backend, device: Any, dtype: Any, head: int = 64) -> list[str
             f"/attention: {backend} does not work here ({type(error).__name__}: {str(error)[:300]}); "
             "choose native"
         ) from error
+    seen = _Operators()
+    # a compiled kernel (flex) cannot be looked into
+    with contextlib.suppress(RuntimeError), seen:
+        attend()
     return seen.attention() or [backend]
 
 
 class _Operators(_python_dispatch.TorchDispatchMode):  # type: ignore[misc]  # torch is untyped here
     """Writes down the operators that run, after dispatch: which kernel the choice really led to."""
+
+    supports_higher_order_operators = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +77,8 @@ class Attention:
 
         Raises :class:`farm.errors.PermanentFailure` where it does not work.
         """
-        head = int(getattr(denoisers[0].config, "attention_head_dim", 64) or 64)
+        config = getattr(denoisers[0], "config", None)
+        head = int(getattr(config, "attention_head_dim", None) or 64)
         key = (backend, str(device), str(dtype), head)
         if key not in self._ran:
             self._ran[key] = probe(backend, device, dtype, head)

@@ -1,4 +1,4 @@
-"""The pictures and videos that a job starts from, read as the pipelines want them."""
+"""The pictures and the video that a sample starts from, as the pipelines take them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from jobs.video.payload import Generation
 
 
 def read_inputs(generation: Generation, host: Host) -> dict[str, Any]:
-    """``image``, ``last_image`` and ``video`` of the job as PIL pictures of the film's size.
+    """``image``, ``last_image`` (PIL) and ``video`` (a list of PIL) of the job, of the film's size.
 
-    Raises :class:`farm.errors.PermanentFailure` for an input that cannot be used as it is.
+    Raises :class:`farm.errors.PermanentFailure` for what cannot be read, naming the input.
     """
-    size, found = (generation.width, generation.height), dict[str, Any]()
+    size = (generation.width, generation.height)
+    found: dict[str, Any] = {}
     with host.phase("fetch"):
-        for name in ("image", "last_image"):
-            path = getattr(generation, name)
+        for name, path in (("image", generation.image), ("last_image", generation.last_image)):
             if path is not None:
                 found[name] = read_image(
                     host.asset(path),

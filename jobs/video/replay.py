@@ -224,7 +224,8 @@ class Run:
             if self._cache is not None and index == 0:
                 self._cache.commit()
         if index == 0:
-            self.total = len(scheduler.timesteps)
+            # a video that is made over enters the loop in its middle
+            self.total = len(scheduler.timesteps) - (getattr(scheduler, "begin_index", None) or 0)
             if saved is None or number > saved.calls[0]:
                 self._stepped(number - 1, _latents(output))
         return output

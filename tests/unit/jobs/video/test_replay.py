@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,17 @@ from jobs.video.step_cache import Schedule, StepCache
 from tests.kinds import tiny_pipelines
 
 STEPS = 6
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """With two, tests wait for each other's on a shared machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 _pipes: dict[str, Any] = {}
 
 
@@ -40,7 +52,7 @@ def arguments(name: str, seed: int) -> dict[str, Any]:
         "negative_prompt": "blurry",
         "width": 32,
         "height": 32,
-        "num_frames": 9,
+        "num_frames": 9 if name in ("ltx", "cogvideox") else 5,
         "num_inference_steps": STEPS,
         "generator": torch.Generator().manual_seed(seed),
         "max_sequence_length": 16,
@@ -281,7 +293,7 @@ def test_a_checkpoint_is_as_large_as_the_solver_s_history(tmp_path: Path) -> Non
     pipe = pipeline("wan")
     with pytest.raises(ParkRequested):
         make(pipe, "wan", boundary=park_at(4, tmp_path / "kept"))
-    latents = 16 * 3 * 4 * 4 * 4
+    latents = 16 * 2 * 4 * 4 * 4
     assert 4 * latents <= (tmp_path / "kept").stat().st_size < 4 * latents + 80_000
 
 
