@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -91,5 +92,29 @@ def test_a_refused_file_shows_its_findings(farm_with_blender: Up, blends: Path, 
     expect(panel.locator(".findings li")).to_have_count(1)
     expect(panel.locator(".findings")).to_contain_text("image 'tex' is missing: '//tex/none.png'")
     expect(panel).to_contain_text("cameras Shot (active)")
+    guarded.context.close()
+    assert guarded.troubles == []
+
+
+def test_progress_inside_a_frame_stands_on_the_page(
+    farm_with_blender: Up, blends: Path, browser: Browser
+) -> None:
+    options = ("--frames", "1-3", "--samples", "100000", "--size", "96x72")
+    done = farm(farm_with_blender, "submit", str(blends / "plain.blend"), *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    job_id = done.stdout.split()[0]
+    guarded = Guarded(browser, farm_with_blender)
+    sign_in(guarded.page, farm_with_blender)
+    guarded.page.goto(f"{farm_with_blender.url}/jobs/{job_id}")
+    # one frame is in work for minutes: what moves is inside it
+    running = guarded.page.locator("#running li")
+    expect(running).to_contain_text("canary")
+    expect(running.locator(".how")).to_have_text(re.compile(r"^[1-9]\d* %$"))
+    words = "import('/static/js/parts/running.js').then((m) => m.progressOf({progress: %s, frames: %s}))"
+    # five frames, half of the work: in the middle of the third
+    assert guarded.page.evaluate(words % (0.5, "'1-9:2'")) == "frame 3 of 5, 50 % of it"
+    assert guarded.page.evaluate(words % (1, "'-2-0,7'")) == "frame 4 of 4, 99 % of it"
+    assert farm(farm_with_blender, "cancel", job_id).returncode == 0
+    expect(guarded.page.locator("#running li")).to_have_count(0)
     guarded.context.close()
     assert guarded.troubles == []

@@ -8,6 +8,7 @@ import { showActions } from "../parts/actions.js";
 import { showAttempts } from "../parts/attempts.js";
 import { showFilms } from "../parts/films.js";
 import { showPreflight } from "../parts/preflight.js";
+import { watchRunning } from "../parts/running.js";
 import "../parts/frames.js";
 import "../parts/log.js";
 
@@ -164,6 +165,7 @@ function showSpec(panel) {
 const refresh = calmly(load, 800);
 try {
   await load();
+  watchRunning(byId("running"), () => state.job)();
   listen({ job: id, seen: (type) => {
     if (type === "job.deleted") leaveTo("/jobs");
     else refresh();
