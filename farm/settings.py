@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from functools import lru_cache
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -67,6 +68,11 @@ class Settings(BaseSettings):
     )
     audit_every_s: float = Field(
         default=10.0, description="How often a node looks whether its slots are where the plan put them."
+    )
+    guard_top: Literal["pause", "park", "kill"] = Field(
+        default="park",
+        description="The last rung that the guard climbs by itself: pause, park, or kill (ends, free of "
+        "charge, what has not parked).",
     )
     preemption_file: Path | None = Field(
         default=None,

@@ -97,7 +97,7 @@ class Agent:
         )
         self._desk = FindingsDesk(self._link, self._retire)
         self._disks = DiskWatch(Disks.of_node(settings, self._folders), self._link, settings.agent_poll_s)
-        self._guard = Guarding(seating, self._folders, self._link, self._notify)
+        self._guard = Guarding(seating, self._folders, self._link, self._notify, settings)
         self._preemption = Preemption(
             settings.preemption_file, self._folders.control / "preempted", self._link
         )

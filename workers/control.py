@@ -9,6 +9,7 @@ offset written by   meaning
 8      agent        command word: ``serial << 16 | duty << 8 | command``; 0 when nothing was ever said
 16     agent        standing orders of the slot, bits: :data:`STOP`: begin no further task, for it is to end;
                     :data:`WAIT`: claim nothing while this bit stands
+24     agent        nanoseconds that it has frozen an attempt, and the serial of that attempt
 64     slot         beat: grows once per beat while the slot's threads run
 72     slot         serial of the attempt that it is on; 0 between attempts
 80     slot         monotonic nanoseconds at which that attempt began
@@ -52,6 +53,7 @@ ALONE = "its node's agent cannot reach the database"
 COMMAND_WORD = 1
 """Index of the command word among :attr:`SlotControl.words`."""
 _COMMAND, _ORDER = COMMAND_WORD, 2
+_FROZEN, _FROZEN_SERIAL = 3, 4
 _BEAT, _SERIAL, _BEGAN, _PROGRESSED, _HELD, _FRACTION, _PID, _OBEYED = 8, 9, 10, 11, 12, 13, 14, 15
 _GROUP_COUNT, _GROUPS = 16, 17
 _READY = _GROUPS + MAX_GROUPS
@@ -151,6 +153,12 @@ class AgentControl(_Mapped):
         """The last word said: ``(serial, duty, command)``."""
         return unpack(self._words[_COMMAND])
 
+    def frozen(self, serial: int, seconds: float) -> None:
+        """How long we have frozen that attempt so far; said before it is let go."""
+        self._words[_FROZEN_SERIAL] = 0
+        self._words[_FROZEN] = int(seconds * 1e9)
+        self._words[_FROZEN_SERIAL] = serial
+
     def order_stop(self) -> None:
         """The slot begins no further task."""
         self._words[_ORDER] |= STOP
@@ -222,6 +230,10 @@ class SlotControl(_Mapped):
     def word(self) -> int:
         """The command word as it stands (one aligned load)."""
         return self._words[_COMMAND]
+
+    def frozen_s(self, serial: int) -> float:
+        """How long the agent has frozen that attempt, which could not notice it itself."""
+        return self._words[_FROZEN] / 1e9 if self._words[_FROZEN_SERIAL] == serial else 0.0
 
     def stopping(self) -> bool:
         """Whether no further task is to be begun."""

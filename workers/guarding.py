@@ -7,14 +7,17 @@ The loop's thread decides (:mod:`gpu_pinning.guard.loop`); the agent's main thre
 rung        what happens
 =========== ==========================================================================================
 no new work the slot is ``held`` in the database with the reason, and model loads wait their turn for ever
-slow host   CPU slots work for half of the time, at their next step boundary
+slow host   CPU slots work for half of the time, at their next step boundary; in slots with a GPU all
+            threads but the main one share a quarter of the cores
 pause       every attempt stands still at its next step boundary; declared child groups are stopped
 park        attempts save a checkpoint and go back free, for other nodes to take
 kill        what has not parked is ended, free of charge
 =========== ==========================================================================================
 
-Whatever the rung, slots whose attempt runs on the neighbour's own GPU are frozen where they stand. Letting
-go undoes each. Leases go on and time limits stand still meanwhile, so that held work loses nothing.
+Whatever the rung, slots whose attempt runs on the neighbour's own GPU are frozen where they stand; one that
+had to be frozen again soon parks its work for others and stays empty for a while. The guard climbs to the
+rung that ``FARM_GUARD_TOP`` names. Letting go undoes each. Leases go on and time limits stand still
+meanwhile, so that held work loses nothing.
 """
 
 from __future__ import annotations
@@ -30,16 +33,20 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from gpu_pinning.guard.decide import Rung
+from gpu_pinning.guard.decide import Policy, Rung
 from gpu_pinning.guard.loop import FarmLoad, GuardEvent, GuardLoop, Hold, same_gpu, shown_curve
 from gpu_pinning.guard.watch import Subject, Watch
 from workers import guard_rows
+from workers.brake import Brake
+from workers.keeper import descendants
 from workers.load_turn import LOCK_VARIABLE
 from workers.neighbour_services import NeighbourServices
+from workers.offenders import Offenders
 from workers.orders import GuardWish
 from workers.placement import Seating
 
 if TYPE_CHECKING:
+    from farm.settings import Settings
     from workers.link import DatabaseLink
     from workers.managed_slot import ManagedSlot
     from workers.node_folders import NodeFolders
@@ -55,9 +62,18 @@ class Guarding:
     """The guard of one node; does nothing where ``farm.toml`` names no neighbour with a URL."""
 
     def __init__(
-        self, seating: Seating, folders: NodeFolders, link: DatabaseLink, notify: Callable[[], None]
+        self,
+        seating: Seating,
+        folders: NodeFolders,
+        link: DatabaseLink,
+        notify: Callable[[], None],
+        settings: Settings,
     ) -> None:
         """``notify`` makes the main thread turn at once."""
+        self._policy = Policy(top=Rung[settings.guard_top.upper()])
+        self._grace_s = settings.park_grace_s
+        self._offenders = Offenders()
+        self._brakes: dict[str, Brake] = {}
         self._link = link
         self._notify = notify
         self._folders = folders
@@ -80,7 +96,9 @@ class Guarding:
         kept = self._folders.control / "guard"
         watches = [Watch.of(s, kept, alive=self.services.alive_of(s.name)) for s in self._subjects]
         self._gpus = {subject.name: subject.gpus for subject in self._subjects}
-        self._loop = GuardLoop(watches, self, self._load, self._record)
+        self._loop = GuardLoop(
+            watches, self, self._load, self._record, policy=self._policy, cpus=guard_cpus(seating)
+        )
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="guard", daemon=True)
 
@@ -117,6 +135,7 @@ class Guarding:
         for slot in self._slots.values():
             if slot.process is not None:
                 slot.process.thaw()
+        self._slow(Rung.FREE)
         self._lock.hold(False)
         self._end_loop()
 
@@ -129,7 +148,8 @@ class Guarding:
         """With nobody left to watch: thaw, and release what is held."""
         self._lock.hold(False)
         self._freeze(Hold(), now)
-        self._assert_states(Hold())
+        self._slow(Rung.FREE)
+        self._assert_states(Hold(), now)
         self._tell()
 
     # --- for the main thread -------------------------------------------------------------------------
@@ -144,7 +164,8 @@ class Guarding:
         self._freeze(hold, now)
         if now - self._asserted_at >= _ASSERT_EVERY_S or hold is not self._asserted:
             self._asserted_at, self._asserted = now, hold
-            self._assert_states(hold)
+            self._slow(hold.rung)
+            self._assert_states(hold, now)
         if now - self._told_at >= _TELL_EVERY_S and not self._telling:
             self._told_at = now
             self._tell()
@@ -152,6 +173,8 @@ class Guarding:
     def wish(self, slot: ManagedSlot) -> GuardWish | None:
         """What the guard asks of the slot's attempt; ``None``: nothing."""
         hold = self._hold
+        if self._offenders.away(slot.slot_id, time.monotonic()):
+            return GuardWish(Rung.PARK, self._offenders.reason(slot.slot_id), grace_s=self._grace_s)
         if hold.rung is Rung.FREE and slot.slot_id not in self._ours:
             return None
         return GuardWish(hold.rung, hold.reason, host_work=not slot.seat.gpus)
@@ -166,10 +189,15 @@ class Guarding:
                 continue
             # one that is to end has to hear of it; our own wish to park has no deadline
             ending = slot.killed or bool(slot.leaving) or slot.kill_at is not None
+            # so has one whose work is to go elsewhere
+            ending = ending or self._offenders.away(slot.slot_id, now)
             wanted = not ending and slot.present_serial() != 0 and self._beside(slot, hold.frozen)
             if wanted and not process.frozen:
                 process.freeze()
                 log.warning("froze a slot on a neighbour's GPU", slot=slot.name, reason=hold.reason)
+                if self._offenders.froze(slot.slot_id, now):
+                    log.warning("its work goes elsewhere", slot=slot.name)
+                    self._asserted_at = 0.0
             elif wanted and again and not _by_group(process):
                 # by signals alone, a process that was born meanwhile has missed its own
                 process.freeze()
@@ -180,19 +208,38 @@ class Guarding:
         used = {*slot.seat.gpus, *slot.seat.pci}
         return any(same_gpu(own, known) for name in names for own in self._gpus[name] for known in used)
 
-    def _assert_states(self, hold: Hold) -> None:
+    def _slow(self, rung: Rung) -> None:
+        """Press or release the brake on the host work of slots that drive a GPU."""
+        for slot in self._slots.values():
+            brake = self._brakes.setdefault(slot.slot_id, Brake())
+            pid = slot.process.slot_pid if slot.process is not None and slot.seat.gpus else None
+            if pid is None or (rung < Rung.SLOW_HOST and not brake.on):
+                continue
+            if rung >= Rung.SLOW_HOST:
+                brake.press(pid, descendants(pid), slot.seat.cpus)
+            else:
+                brake.release(pid, descendants(pid), slot.seat.cpus)
+
+    def _assert_states(self, hold: Hold, now: float) -> None:
         states = self._link.view.slot_states
+        away = [slot_id for slot_id in states if self._offenders.away(slot_id, now)]
+        for slot_id in away:
+            if states[slot_id] in ("idle", "busy"):
+                self._hold_slots([slot_id], self._offenders.reason(slot_id))
         self._ours = {slot_id for slot_id in self._ours if states.get(slot_id) in ("idle", "busy", "held")}
         if hold.rung >= Rung.NO_NEW_WORK:
             ids = [slot_id for slot_id, state in states.items() if state in ("idle", "busy")]
-            if ids:
-                self._ours |= set(ids)
-                self._link.tell("guard holds", lambda conn: guard_rows.hold_slots(conn, ids, hold.reason))
+            if ids := [slot_id for slot_id in ids if slot_id not in away]:
+                self._hold_slots(ids, hold.reason)
             return
-        self._ours = {slot_id for slot_id in self._ours if states.get(slot_id) == "held"}
-        ids = sorted(self._ours)
+        self._ours = {slot_id for slot_id in self._ours if states.get(slot_id) == "held" or slot_id in away}
+        ids = sorted(self._ours - set(away))
         if ids:
             self._link.tell("guard lets go", lambda conn: guard_rows.release_slots(conn, ids), "scheduler")
+
+    def _hold_slots(self, ids: list[str], reason: str) -> None:
+        self._ours |= set(ids)
+        self._link.tell("guard holds", lambda conn: guard_rows.hold_slots(conn, ids, reason))
 
     def _tell(self) -> None:
         registration = self._link.registration
@@ -275,6 +322,13 @@ def subjects_of(seating: Seating) -> list[Subject]:
         for wish in seating.config.wishes.neighbours
         if wish.url is not None
     ]
+
+
+def guard_cpus(seating: Seating) -> list[int]:
+    """CPUs where the guard's threads may run: all that are no neighbour's, or all where that leaves none."""
+    taken = {cpu for neighbour in seating.plan.neighbours for cpu in neighbour.cpus}
+    allowed = set(seating.machine.allowed_cpus)
+    return sorted(allowed - taken or allowed)
 
 
 def _by_group(process: SlotProcess) -> bool:

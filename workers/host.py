@@ -56,7 +56,7 @@ class SlotHost:
         self._task = task
         self._desk = desk
         self._assets = assets
-        self._clock = PhaseClock()
+        self._clock = PhaseClock(lambda: bench.control.frozen_s(task.serial))
         self._obedience = Obedience(bench.control, task, self._clock)
         # the engines' hot path: no further call in between
         self.check = self._obedience.check

@@ -94,6 +94,8 @@ class ManagedSlot:
         self._node = node
         self._folders = folders
         self._stopped_groups: tuple[int, ...] = ()
+        self._frozen: tuple[int, float] = (0, 0.0)
+        """The attempt that was frozen last, and for how long in all."""
 
     # --- life ----------------------------------------------------------------------------------------
 
@@ -138,6 +140,8 @@ class ManagedSlot:
             output,
             fence=self.fence,
         )
+        self.process.before_thaw = self._note_frozen
+        self._frozen = (0, 0.0)
         now = time.monotonic()
         self.limits = Limits()
         self.reading = None
@@ -186,6 +190,13 @@ class ManagedSlot:
     def back_off_s(self) -> float:
         """How long to wait before the next start."""
         return _BACKOFF_S[min(self._quick_deaths, len(_BACKOFF_S) - 1)]
+
+    def _note_frozen(self, seconds: float) -> None:
+        """Time that the attempt stood frozen is the farm's, not its own."""
+        if self.control is not None and (serial := self.present_serial()):
+            earlier = self._frozen[1] if self._frozen[0] == serial else 0.0
+            self._frozen = (serial, earlier + seconds)
+            self.control.frozen(*self._frozen)
 
     # --- looking and telling -------------------------------------------------------------------------
 

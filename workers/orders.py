@@ -22,6 +22,8 @@ class GuardWish:
     reason: str = ""
     host_work: bool = False
     """The slot works on cores alone, so that slowing it down helps neighbours on any GPU."""
+    grace_s: float | None = None
+    """How long parking may take before the slot is ended; None: as long as it needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ def _guarded(guard: GuardWish) -> Order:
     if guard.rung >= Rung.KILL:
         return Order(Command.PARK, guard.reason, 0.0)
     if guard.rung is Rung.PARK:
-        return Order(Command.PARK, guard.reason, None)
+        return Order(Command.PARK, guard.reason, guard.grace_s)
     if guard.rung is Rung.PAUSE:
         return Order(Command.PAUSE, guard.reason)
     if guard.rung is Rung.SLOW_HOST and guard.host_work:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from farm.records import TimeSplit
 
 
 class PhaseClock:
-    """Adds up time per phase; an inner phase pauses the outer one. Starts in ``work``. One thread."""
+    """Adds up time per phase; an inner phase pauses the outer one. Starts in ``work``. One thread.
 
-    def __init__(self) -> None:
+    ``frozen_s`` says how long somebody else has frozen us so far: it counts as held, whatever the phase.
+    """
+
+    def __init__(self, frozen_s: Callable[[], float] = lambda: 0.0) -> None:
+        self._frozen_s = frozen_s
+        self._stood = frozen_s()
         self._sums = dict.fromkeys(("fetch", "load", "work", "write", "held"), 0.0)
         self._stack = ["work"]
         self._since = time.monotonic()
@@ -43,6 +48,9 @@ class PhaseClock:
         return TimeSplit(queue_s, sums["fetch"], sums["load"], sums["work"], sums["write"], sums["held"])
 
     def _book(self) -> None:
-        now = time.monotonic()
-        self._sums[self._stack[-1]] += now - self._since
-        self._since = now
+        now, stood = time.monotonic(), self._frozen_s()
+        spent = now - self._since
+        held = min(spent, max(0.0, stood - self._stood))
+        self._sums[self._stack[-1]] += spent - held
+        self._sums["held"] += held
+        self._since, self._stood = now, stood

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -104,6 +104,9 @@ class SlotProcess:
         self._said = b""
         self.pidfd = os.pidfd_open(self._keeper.pid)
         self.frozen = False
+        self._frozen_at = 0.0
+        self.before_thaw: Callable[[float], None] | None = None
+        """Hears how long it stood frozen, while it still does."""
 
     @property
     def keeper_pid(self) -> int:
@@ -143,6 +146,8 @@ class SlotProcess:
 
     def freeze(self) -> None:
         """Stop the slot and all that is below it where they stand."""
+        if not self.frozen:
+            self._frozen_at = time.monotonic()
         self.frozen = True
         if self.fence is not None and "freeze" in self.fence.group.folders:
             with contextlib.suppress(self._fence_error()):
@@ -156,6 +161,8 @@ class SlotProcess:
         if not self.frozen:
             return
         self.frozen = False
+        if self.before_thaw is not None:
+            self.before_thaw(time.monotonic() - self._frozen_at)
         if self.fence is not None and "freeze" in self.fence.group.folders:
             with contextlib.suppress(self._fence_error()):
                 self.fence.group.thaw(_FREEZE_S)

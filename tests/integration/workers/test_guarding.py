@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from farm.settings import Settings
 from gpu_pinning import Topology, Wishes, make_plan, procfs
 from gpu_pinning.guard.decide import Rung
 from gpu_pinning.guard.loop import FarmLoad, Hold
-from workers.guarding import Guarding
+from workers.guarding import Guarding, guard_cpus
 from workers.link import View
 from workers.node_config import NodeConfig
 from workers.node_folders import NodeFolders
@@ -73,7 +74,7 @@ def scene(tmp_path: Path) -> Iterator[tuple[Guarding, dict[str, Slot], Link]]:
     link = Link()
     settings = Settings(data=tmp_path)
     seating = Seating(NodeConfig(wishes), machine, plan)
-    guard = Guarding(seating, NodeFolders.of(settings, "n", wishes.paths), link, lambda: None)  # type: ignore[arg-type]
+    guard = Guarding(seating, NodeFolders.of(settings, "n", wishes.paths), link, lambda: None, settings)  # type: ignore[arg-type]
     slots = {"slot_a": Slot(shared, tmp_path), "slot_b": Slot(seats["cpu-b"], tmp_path)}
     guard._slots = slots  # type: ignore[assignment]
     for slot in slots.values():
@@ -100,6 +101,82 @@ def test_only_slots_on_the_neighbours_gpu_are_frozen_and_all_below_them(
     guard.turn(time.monotonic() + 2)
     _until(lambda: "T" not in slots["slot_a"].states())
     assert "guard lets go" in link.told
+
+
+def test_time_frozen_is_told_before_the_slot_goes_on(scene: tuple[Guarding, dict[str, Slot], Link]) -> None:
+    guard, slots, _ = scene
+    process, told = slots["slot_a"].process, []
+    process.before_thaw = lambda seconds: told.append((seconds, slots["slot_a"].states()))
+    guard.hold(Hold(Rung.NO_NEW_WORK, frozenset({"llm"}), "guard: llm: 90 % over"))
+    guard.turn(time.monotonic())
+    _until(lambda: slots["slot_a"].states() == {"T"})
+    guard.hold(Hold())
+    guard.turn(time.monotonic())
+    assert len(told) == 1 and told[0][0] > 0 and told[0][1] == {"T"}
+
+
+def test_work_that_is_frozen_again_parks_and_its_slot_stays_empty(
+    scene: tuple[Guarding, dict[str, Slot], Link],
+) -> None:
+    guard, slots, link = scene
+    slot: Any = slots["slot_a"]
+    harm = Hold(Rung.NO_NEW_WORK, frozenset({"llm"}), "guard: llm: 90 % over")
+    for hold in (harm, Hold(), harm):
+        guard.hold(hold)
+        guard.turn(time.monotonic())
+    # the second freeze: it is let go at the next turn, to hear that it is to park
+    guard.turn(time.monotonic())
+    assert not slot.process.frozen
+    wish = guard.wish(slot)
+    assert wish is not None and wish.rung is Rung.PARK and wish.grace_s is not None
+    assert "goes on elsewhere" in wish.reason
+    guard.hold(Hold())
+    link.told.clear()
+    link.view = View(slot_states={"slot_a": "held", "slot_b": "idle"})
+    guard.turn(time.monotonic() + 2)
+    assert "guard lets go" not in link.told, "the slot stays empty after the breach is over"
+    assert guard.wish(slots["slot_b"]) is None, "other slots take work"  # type: ignore[arg-type]
+    guard.turn(time.monotonic() + 1e6)
+    assert "guard lets go" in link.told
+
+
+def test_host_work_of_a_gpu_slot_is_slowed_and_its_main_thread_is_not(
+    scene: tuple[Guarding, dict[str, Slot], Link],
+) -> None:
+    guard, slots, _ = scene
+    slot, everyone = slots["slot_a"], sorted(os.sched_getaffinity(0))
+    slot.seat = slot.seat.model_copy(update={"cpus": tuple(everyone)})
+    pid = slot.process.slot_pid or -1
+    child = next(one for one in procfs.family(pid) if one != pid)
+    guard.hold(Hold(Rung.SLOW_HOST, frozenset(), "guard: x"))
+    guard.turn(time.monotonic())
+    assert os.sched_getaffinity(child) == {everyone[-1]}
+    assert os.sched_getaffinity(pid) == set(everyone)
+    guard.hold(Hold())
+    guard.turn(time.monotonic())
+    assert os.sched_getaffinity(child) == set(everyone)
+
+
+def test_the_guards_threads_stay_off_the_neighbours_cores() -> None:
+    machine = Topology.load(HGX)
+    wishes = Wishes.parse(f'[[neighbours]]\nname = "llm"\ngpus = ["{machine.gpus[0].uuid}"]\ncores = 4\n')
+    seating = Seating(NodeConfig(wishes), machine, make_plan(machine, wishes))
+    theirs = set(seating.plan.neighbours[0].cpus)
+    assert theirs and not theirs & set(guard_cpus(seating))
+    assert theirs | set(guard_cpus(seating)) == set(machine.allowed_cpus)
+
+
+def test_the_setting_says_how_far_the_guard_climbs(
+    scene: tuple[Guarding, dict[str, Slot], Link], tmp_path: Path
+) -> None:
+    assert scene[0]._loop._policy.top is Rung.PARK
+    wishes = Wishes.parse('name = "m"\n')
+    machine = Topology.load(HGX)
+    settings = Settings(data=tmp_path / "m", guard_top="kill")
+    folders = NodeFolders.of(settings, "m", wishes.paths)
+    seating = Seating(NodeConfig(wishes), machine, make_plan(machine, wishes))
+    guard = Guarding(seating, folders, Link(), lambda: None, settings)  # type: ignore[arg-type]
+    assert guard._loop._policy.top is Rung.KILL
 
 
 def test_a_frozen_slot_that_is_to_end_is_let_go_to_hear_of_it(

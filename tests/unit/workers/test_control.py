@@ -45,6 +45,15 @@ def test_agent_reads_what_the_slot_says(tmp_path: Path) -> None:
     assert agent.note() == "frame 3 \N{SNOWMAN}"
 
 
+def test_frozen_time_belongs_to_the_attempt_that_was_frozen(tmp_path: Path) -> None:
+    agent = AgentControl.create(tmp_path / "a.control")
+    slot = SlotControl(tmp_path / "a.control")
+    assert slot.frozen_s(7) == 0.0
+    agent.frozen(7, 2.5)
+    assert slot.frozen_s(7) == pytest.approx(2.5)
+    assert slot.frozen_s(8) == 0.0, "the next attempt was not frozen"
+
+
 def test_a_new_attempt_starts_with_clean_figures(tmp_path: Path) -> None:
     agent = AgentControl.create(tmp_path / "a.control")
     slot = SlotControl(tmp_path / "a.control")

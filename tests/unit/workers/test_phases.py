@@ -37,3 +37,18 @@ def test_a_phase_that_raises_still_ends() -> None:
 def test_unknown_phase_is_refused() -> None:
     with pytest.raises(ValueError, match="not one of"), PhaseClock().phase("lunch"):
         pass
+
+
+def test_time_that_somebody_else_froze_us_counts_as_held() -> None:
+    frozen = [3.0]
+    clock = PhaseClock(lambda: frozen[0])
+    with clock.phase("load"):
+        time.sleep(0.06)
+        # of the time since the last booking; what was before this attempt is not ours
+        frozen[0] = 3.04
+        time.sleep(0.01)
+    split = clock.split(0)
+    assert split.held_s == pytest.approx(0.04, abs=1e-6)
+    assert split.load_s >= 0.03
+    frozen[0] = 100.0
+    assert clock.split(0).held_s < 1.0, "never more than has passed"
