@@ -1,0 +1,87 @@
+"""Which Blender a node has, which one a job gets, and what is said where there is none."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from farm.errors import DeviceUnavailable, InvalidInput, NotInstalled
+from jobs.render.blender import installation
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    """A file that can be run; nothing here runs it."""
+    path = tmp_path / "blender"
+    path.touch(mode=0o755)
+    return path
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A node's folder for Blenders, still empty; no program is named."""
+    monkeypatch.setenv("FARM_BLENDER_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("FARM_BLENDER", raising=False)
+    return tmp_path / "home"
+
+
+def wheel(home: Path) -> None:
+    """What an installed wheel looks like."""
+    (home / "bpy-4.5" / "bin").mkdir(parents=True)
+    (home / "bpy-4.5" / ".complete").touch()
+
+
+def test_a_job_gets_the_version_that_it_names_or_the_newest(
+    home: Path, program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # as numbers: 4.10 is newer than 4.9
+    monkeypatch.setenv("FARM_BLENDER", f"4.9={program}, 4.10={program},4.2={program}")
+    assert installation.choose(None).version == "4.10"
+    assert installation.choose("4.2").version == "4.2"
+    with pytest.raises(
+        DeviceUnavailable, match=r"4\.4 was asked for, but this node has 4\.10, 4\.2, 4\.9"
+    ):
+        installation.choose("4.4")
+
+
+def test_a_node_without_blender_says_how_to_get_one(home: Path) -> None:
+    with pytest.raises(DeviceUnavailable, match=r"no Blender: run `farm blender install`.*FARM_BLENDER"):
+        installation.choose(None)
+
+
+def test_a_program_that_is_named_wins_over_the_wheel_of_its_version(
+    home: Path, program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel(home)
+    assert installation.choose("4.5").command[0] == str(home / "bpy-4.5" / "bin" / "python")
+    monkeypatch.setenv("FARM_BLENDER", f"4.5={program}")
+    command = installation.choose("4.5").command
+    assert command[0] == str(program)
+    # nothing of the file's or the user's own runs
+    assert {"--background", "--factory-startup", "--disable-autoexec"} <= set(command)
+
+
+def test_a_wheel_that_was_not_installed_to_its_end_does_not_count(home: Path) -> None:
+    wheel(home)
+    (home / "bpy-4.5" / ".complete").unlink()
+    assert installation.installed() == {}
+
+
+@pytest.mark.parametrize("named", ["/opt/blender", "four=/opt/blender", "4.5=", "4.5=/nowhere/blender"])
+def test_a_wrong_setting_is_refused(home: Path, named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARM_BLENDER", named)
+    with pytest.raises(InvalidInput, match="FARM_BLENDER"):
+        installation.installed()
+
+
+def test_the_wheel_takes_python_3_11_alone_and_says_so(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "version_info", (3, 13, 1))
+    monkeypatch.setattr(shutil, "which", lambda name: "/opt/bin/python3.11" if name == "python3.11" else None)
+    assert installation.find_python() == Path("/opt/bin/python3.11")
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(NotInstalled, match=r"needs Python 3\.11.*python3\.11-venv"):
+        installation.install(home)
+    assert installation.installed() == {}
