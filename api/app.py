@@ -35,6 +35,7 @@ from api.routes import (
     people,
     session,
     system,
+    videos,
     work,
 )
 from api.services import Services, Waker
@@ -91,6 +92,7 @@ def create_app(settings: Settings, db: Database, store: Store, wakes: Waker) -> 
         system.public, system.router, session.login, session.router, jobs.router, work.router, frames.router,
         logs.router, assets.router, assets.streams, artifacts.router, machines.router, guard.router,
         people.router, events.router, models.router,
+        videos.router, videos.streams,
     ):  # fmt: skip
         app.include_router(router)
         app.state.paths += [

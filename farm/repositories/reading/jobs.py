@@ -41,9 +41,14 @@ def _jobs() -> sa.Select[Any]:
 
 
 def list_jobs(
-    conn: sa.Connection, wanted: JobFilter, position: Sequence[Any] | None, limit: int
+    conn: sa.Connection,
+    wanted: JobFilter,
+    position: Sequence[Any] | None,
+    limit: int,
+    *,
+    ascending: bool = False,
 ) -> list[Row]:
-    """Jobs, newest first; keyset ``(created_at, id)``."""
+    """Jobs, newest first (or ``ascending``); keyset ``(created_at, id)``."""
     query = _jobs()
     jobs = t.jobs.c
     if wanted.project_id is not None:
@@ -60,7 +65,7 @@ def list_jobs(
         query = query.where(jobs.name.icontains(wanted.text, autoescape=True))
     for name, value in wanted.labels:
         query = query.where(jobs.labels[name].as_string() == value)
-    found = page(conn, query, (jobs.created_at, jobs.id), position, limit, descending=True)
+    found = page(conn, query, (jobs.created_at, jobs.id), position, limit, descending=not ascending)
     return _with_counts(conn, found)
 
 
