@@ -150,6 +150,11 @@ class Settings(BaseSettings):
         return self.data / "logs"
 
     @property
+    def previews(self) -> Path:
+        """Folder of pictures of work in progress, one a task; beside the logs, so that the API sees it."""
+        return self.data / "previews"
+
+    @property
     def run_dir(self) -> Path:
         """Folder for sockets, control files and pids of this machine."""
         return self.data / "run"

@@ -384,4 +384,4 @@ class SlotHost:
         return False
 
     def _preview_path(self) -> Path:
-        return self._bench.settings.run_dir / "previews" / f"{self._task.task_id}.png"
+        return self._bench.settings.previews / f"{self._task.task_id}.png"

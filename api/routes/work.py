@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request, Response
 
-from api import pages, visible
+from api import content, pages, visible
 from api.auth import Reader
+from api.middleware.security_headers import CONTENT_POLICY
 from api.models.common import Page
 from api.models.work import Attempt, Step, Task
 from api.pages import Cursor, Limit
@@ -95,6 +97,33 @@ def read_task(task_id: str, use: Use, who: Reader) -> Task:
     """One task."""
     with use.db.read() as conn:
         return Task.model_validate(visible.task(conn, who, task_id))
+
+
+@router.get(
+    "/tasks/{task_id}/preview",
+    tags=["work"],
+    responses={
+        200: {"content": {"image/png": {"schema": {"type": "string", "format": "binary"}}}},
+        204: {"description": "There is none now"},
+        304: {"description": "You have it already"},
+    },
+    response_class=Response,
+)
+def read_preview(request: Request, task_id: str, use: Use, who: Reader) -> Response:
+    """A picture of a task's work in progress; it is gone when the attempt has ended."""
+    with use.db.read() as conn:
+        found = visible.task(conn, who, task_id)
+    path = use.settings.previews / f"{found['id']}.png"
+    try:
+        with path.open("rb") as file:
+            etag = f'"{os.fstat(file.fileno()).st_mtime_ns:x}"'
+            if content.matches(request.headers.get("if-none-match"), etag):
+                return Response(status_code=304, headers={"ETag": etag})
+            picture = file.read()
+    except OSError:
+        return Response(status_code=204)
+    headers = {"ETag": etag, "Content-Security-Policy": CONTENT_POLICY, "Cache-Control": "no-cache"}
+    return Response(picture, media_type="image/png", headers=headers)
 
 
 @router.get("/jobs/{job_id}/attempts", tags=["work"])

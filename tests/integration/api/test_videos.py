@@ -207,3 +207,22 @@ def test_other_bodies_and_keys_are_refused(models: Farm) -> None:
     assert models.as_("read").post("/v1/videos", json={"prompt": "a"}).status_code == 403
     files = {"other": ("a.png", picture(), "image/png")}
     assert models.call.post("/v1/videos", data={"prompt": "a"}, files=files).status_code == 422
+
+
+def test_a_preview_is_shown_while_it_lasts(models: Farm) -> None:
+    video_id = create(models)["id"]
+    task = models.call.get(f"/v1/jobs/{video_id}/tasks").json()["items"][0]["id"]
+    address = f"/v1/tasks/{task}/preview"
+    assert models.call.get(address).status_code == 204
+    path = models.settings.previews / f"{task}.png"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(picture(10))
+    first = models.call.get(address)
+    assert (first.content, first.headers["content-type"]) == (picture(10), "image/png")
+    same = {"If-None-Match": first.headers["etag"]}
+    assert models.call.get(address, headers=same).status_code == 304
+    fresh = path.with_suffix(".part")
+    fresh.write_bytes(picture(20))
+    fresh.replace(path)
+    assert models.call.get(address, headers=same).content == picture(20)
+    assert models.as_("read", project="other").get(address).status_code == 404

@@ -83,7 +83,7 @@ def test_result_must_be_small_json(host: SlotHost) -> None:
 
 
 def test_preview_is_the_newest_png_and_goes_with_the_attempt(host: SlotHost, shop: Shop) -> None:
-    folder = shop.bench.settings.run_dir / "previews"
+    folder = shop.bench.settings.previews
     first = png(2, 2, (1, 1, 1))
     host.preview(first)
     [path] = folder.iterdir()

@@ -8,6 +8,7 @@ import { showActions } from "../parts/actions.js";
 import { showAttempts } from "../parts/attempts.js";
 import { showFilms } from "../parts/films.js";
 import { showPreflight } from "../parts/preflight.js";
+import { showVideo, watchPreviews } from "../parts/video.js";
 import { watchRunning } from "../parts/running.js";
 import "../parts/frames.js";
 import "../parts/log.js";
@@ -37,6 +38,7 @@ function draw() {
     Object.entries(job.labels).map(([key, value]) => h("span", { class: "chip" }, `${key} ${value}`)));
   showActions(byId("actions"), job, me, refresh);
   drawOverall(job);
+  showVideo(byId("video"), job, steps);
   keyed(byId("steps"), steps, (step) => step.id, makeStep, updateStep);
   drawReasons(job);
   drawTabs();
@@ -166,6 +168,7 @@ const refresh = calmly(load, 800);
 try {
   await load();
   watchRunning(byId("running"), () => state.job)();
+  watchPreviews(byId("video"), () => state.job)();
   listen({ job: id, seen: (type) => {
     if (type === "job.deleted") leaveTo("/jobs");
     else refresh();
