@@ -42,15 +42,20 @@ def node_folder(settings: Settings, node_name: str) -> Path:
     return settings.run_dir / "nodes" / node_name
 
 
-def is_locked(folder: Path) -> bool:
-    """Whether an agent runs in a node's folder. Looks without taking the lock, which would be in its way."""
+def agent_pid(folder: Path) -> int | None:
+    """Process id of the agent that runs in a node's folder; None where none does.
+
+    Looks without taking the lock, which would be in a starting agent's way.
+    """
     try:
         found = (folder / _LOCK).stat()
-        locks = Path("/proc/locks").read_text(encoding="ascii")
+        rows = Path("/proc/locks").read_text(encoding="ascii").splitlines()
     except OSError:
-        return False
+        return None
     wanted = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
-    return any("FLOCK" in row and wanted in row.split() for row in locks.splitlines())
+    # "1: FLOCK  ADVISORY  WRITE 8815 00:1a:77 0 EOF"; one that waits for a lock has "->" before FLOCK
+    held = [row.split() for row in rows if " FLOCK " in row and "->" not in row]
+    return next((int(words[4]) for words in held if wanted in words), None)
 
 
 def lock_node(path: Path, name: str) -> int:

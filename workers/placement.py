@@ -25,7 +25,7 @@ from gpu_pinning import (
 )
 from gpu_pinning.group import Setting
 from workers.node_config import NodeConfig, pointer
-from workers.node_folders import is_locked, node_folder
+from workers.node_folders import agent_pid, node_folder
 
 log = structlog.get_logger(__name__)
 
@@ -105,7 +105,7 @@ def running_plan(settings: Settings, config: NodeConfig) -> Plan | None:
     """
     folder = node_folder(settings, config.name)
     kept = folder / _KEPT_PLAN
-    if not is_locked(folder) or not kept.exists():
+    if agent_pid(folder) is None or not kept.exists():
         return None
     return Plan.parse(kept.read_text(encoding="utf-8"), str(kept))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -34,6 +36,38 @@ def node(context: typer.Context) -> None:
 
     require_current(chosen.resolved_database_url)
     raise typer.Exit(run_agent(chosen))
+
+
+@app.command()
+def reload(
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config", help="The farm.toml that the agent reads; default: FARM_CONFIG, else farm.toml here."
+        ),
+    ] = None,
+) -> None:
+    """Let this machine's agent read farm.toml again: slots that move park their work and go on elsewhere.
+
+    `farm plan --diff` shows what would change. The agent's log says what it applied, or why it did not.
+    """
+    from gpu_pinning import texts
+    from workers.node_config import NodeConfig
+    from workers.node_folders import agent_pid, node_folder
+
+    with pinning_errors():
+        # a fault in the file is told here, where its writer sees it
+        node = NodeConfig(texts.the_wishes(config))
+    pid = agent_pid(node_folder(settings(), node.name))
+    if pid is None:
+        typer.echo(f"no agent of node {node.name!r} runs here with FARM_DATA={settings().data}", err=True)
+        raise typer.Exit(EXIT_FARM_ERROR)
+    try:
+        os.kill(pid, signal.SIGHUP)
+    except OSError as error:
+        typer.echo(f"the agent of node {node.name!r} (pid {pid}): {error.strerror}", err=True)
+        raise typer.Exit(EXIT_FARM_ERROR) from None
+    typer.echo(f"node {node.name!r} (pid {pid}) reads farm.toml again", err=True)
 
 
 @app.command()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +38,13 @@ class PlacedFarm(FarmUnderTest):
         """Change farm.toml and tell the agent."""
         self.write_config(text)
         self.agents["one"].send_signal(signal.SIGHUP)
+
+    def reload(self) -> str:
+        """Tell the agent by the command; what that says."""
+        environment = os.environ | {"FARM_DATA": str(self.settings.data), "FARM_CONFIG": str(self.config)}
+        words = [sys.executable, "-m", "api.cli.main", "node", "reload"]
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+        return f"{done.returncode} {done.stderr}"
 
     def slot(self, name: str) -> Any:
         return next(row for row in self.slot_rows() if row.name == name)

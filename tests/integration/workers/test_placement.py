@@ -164,7 +164,9 @@ def test_slots_come_and_go_and_change_pools_without_a_drain(pair: PlacedFarm, tw
     with pair:
         kept = pair.wait_slot("a").pid
         text = one_each(*two_cpus, pools='"encode", "render"').replace('name = "b"', 'name = "c"')
-        pair.apply(text)
+        pair.write_config(text)
+        said = pair.reload()
+        assert said.startswith(f"0 node 'one' (pid {pair.agents['one'].pid}) reads"), said
         pair.wait_slot("c")
         until(lambda: pair.slot("b").hold_reason == "not in the plan any more", "b is gone")
         assert pair.slot("b").state == "dead"

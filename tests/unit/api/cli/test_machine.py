@@ -94,6 +94,16 @@ def test_diff_is_against_the_plan_of_an_agent_that_runs(tmp_path: Path) -> None:
     assert told == ""
 
 
+def test_reload_without_an_agent_or_with_a_bad_file_says_so(tmp_path: Path) -> None:
+    config = tmp_path / "farm.toml"
+    config.write_text('name = "n"\n')
+    code, _, told = farm("node", "reload", "--config", str(config))
+    assert (code, "no agent of node 'n' runs here" in told) == (1, True)
+    config.write_text("[[slots]]\n")
+    code, _, told = farm("node", "reload", "--config", str(config))
+    assert (code, "slots[0].name" in told) == (1, True)
+
+
 def test_doctor_tells_of_broker_and_database(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FARM_BROKER_URL", "redis://127.0.0.1:1/0")
     code, text, _ = farm("doctor", "--json")
