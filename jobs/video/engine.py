@@ -252,7 +252,8 @@ class VideoEngine:
 
     def _write(self, film: _Film, out: FramesOut, frames: Any) -> None:
         host, generation, task = film.host, film.generation, film.task
-        described = {**generation.described(), "job": task.job_id, "take": task.take}
+        # nothing of the job in it: the same settings give the same files
+        described = generation.described()
         numbers = list(task.frames or ())
         scratch, started = host.scratch, time.time()
         peak = torch.cuda.max_memory_allocated() if frames.is_cuda else None
@@ -275,7 +276,13 @@ class VideoEngine:
         )
         film.facts["seconds"] |= {"copy": round(out.copy_s, 4), "write": round(out.write_s, 4)}
         film.facts["peak_vram"] = peak
-        report = {"settings": described, "environment": film.environment, "made": film.facts}
+        report = {
+            "job": task.job_id,
+            "take": task.take,
+            "settings": described,
+            "environment": film.environment,
+            "made": film.facts,
+        }
         sidecar = scratch / "sidecar.json"
         sidecar.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
         host.publish_artifact(f"{task.step_name}.json", sidecar, "application/json")

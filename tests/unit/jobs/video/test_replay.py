@@ -1,9 +1,10 @@
-"""Exact resume by replay: a run that was parked, or whose process was killed, ends in the same bits."""
+"""Exact resume by replay: a run that was parked ends in the same bits.
+
+That a killed process's run does so in a new one is shown on a whole farm, in ``tests/e2e/test_video.py``.
+"""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -143,35 +144,6 @@ def test_a_parked_run_goes_on_to_the_same_bits_after_another_job(case: str, tmp_
     assert torch.equal(resumed, alone)
     assert min(computed) == 4, "replayed steps ran the denoiser"
     assert torch.equal(torch.get_rng_state(), state), "torch's own generator was left changed"
-
-
-def test_a_run_killed_with_its_process_goes_on_in_a_new_one(tmp_path: Path) -> None:
-    """The checkpoint is all that is left: SIGKILL in the middle of a later step."""
-    program = """
-import os, signal, sys
-from pathlib import Path
-import torch
-torch.set_num_threads(int(sys.argv[3]))
-from tests.unit.jobs.video import test_replay as here
-from jobs.video import checkpoint
-from jobs.video.replay import Run
-kept, out = Path(sys.argv[1]), Path(sys.argv[2])
-def boundary(run):
-    if run.step == 3 and run.first_of_step:
-        run.snapshot().detach().write(kept)
-    if run.step == 4:
-        os.kill(os.getpid(), signal.SIGKILL)
-resume = checkpoint.read(kept) if kept.exists() else None
-watch = {"resume": resume} if resume else {"boundary": boundary}
-latents = here.make(here.pipeline("wan"), "wan", 7, **watch)
-torch.save(latents, out)
-"""
-    kept, out = tmp_path / "kept", tmp_path / "out"
-    command = [sys.executable, "-c", program, str(kept), str(out), str(torch.get_num_threads())]
-    first = subprocess.run(command, check=False, capture_output=True, timeout=120)
-    assert first.returncode == -9, first.stderr.decode()[-2000:]
-    subprocess.run(command, check=True, timeout=120)
-    assert torch.equal(torch.load(out), make(pipeline("wan"), "wan", 7))
 
 
 def test_a_resumed_run_can_be_parked_again(tmp_path: Path) -> None:
