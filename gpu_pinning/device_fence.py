@@ -16,6 +16,7 @@ from gpu_pinning import bpf_devices, files, rights
 from gpu_pinning.errors import FenceError
 from gpu_pinning.machine import CgroupRight, DeviceFenceMethod, DeviceNode
 
+_MISC_MAJOR = 10
 LAUNCHER = Path(__file__).with_name("launch.py")
 
 
@@ -58,11 +59,12 @@ def denied_numbers(nodes: tuple[DeviceNode, ...], keep_none: bool) -> list[tuple
     """What to refuse: a CPU slot (``keep_none``) loses whole majors, so that a node made later is covered
     too.
 
-    DRM's major (226) and the driver's (195, and dynamic ones) hold nothing but GPUs.
+    DRM's major (226) and the driver's (195, and dynamic ones) hold nothing but GPUs; the one for all kinds of
+    devices (10: fuse, kvm, …) does.
     """
-    if keep_none:
-        return [(major, None) for major in sorted({node.major for node in nodes})]
-    return sorted({(node.major, node.minor) for node in nodes})
+    exact = {(node.major, node.minor) for node in nodes if not keep_none or node.major == _MISC_MAJOR}
+    whole = {node.major for node in nodes if keep_none and node.major != _MISC_MAJOR}
+    return [*((major, None) for major in sorted(whole)), *sorted(exact)]
 
 
 def deny_v1(group: Path, numbers: list[tuple[int, int | None]]) -> None:

@@ -7,6 +7,7 @@ cache between bars.
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Iterable
 
 from gpu_pinning import cpulist
@@ -106,8 +107,14 @@ def render_drawing(machine: Topology, plan: Plan) -> str:
     seats: dict[int, str] = {core: marks[slot.name] for slot in plan.slots for core in slot.cores}
     crowd = {n.name: chr(ord("A") + i % 26) for i, n in enumerate(plan.neighbours)}
     seats |= {core: crowd[n.name] for n in plan.neighbours for core in n.cores}
-    where = {gpu: f"{marks[s.name]} {s.name}" for s in plan.slots for gpu in s.gpus}
-    where |= {gpu: f"{crowd[n.name]} {n.name}" for n in plan.neighbours for gpu in n.gpus}
+    # several on a GPU that is shared
+    where: dict[str, list[str]] = defaultdict(list)
+    for neighbour in plan.neighbours:
+        for gpu in neighbour.gpus:
+            where[gpu].append(f"{crowd[neighbour.name]} {neighbour.name}")
+    for slot in plan.slots:
+        for gpu in slot.gpus:
+            where[gpu].append(f"{marks[slot.name]} {slot.name}")
     allowed = set(machine.allowed_cpus)
     boxes = []
     for node in [*(n.id for n in machine.nodes), None]:
@@ -119,10 +126,10 @@ def render_drawing(machine: Topology, plan: Plan) -> str:
         if node is not None:
             title += f"  {machine.node_of[node].bytes / 2**30:.0f} GiB"
         lines = [title if cores or node is None else f"{title}  (no cores)"]
-        for gpu in gpus:
-            device = machine.pci_of.get(gpu.pci)
+        for each in gpus:
+            device = machine.pci_of.get(each.pci)
             via = f" via {device.bridges[0]}" if device and device.bridges else ""
-            lines.append(f"  [{where.get(gpu.uuid, '.')}] {gpu.pci} {gpu.name}{via}")
+            lines.append(f"  [{', '.join(where.get(each.uuid, ['.']))}] {each.pci} {each.name}{via}")
         for package in sorted({core.package for core in cores}, key=lambda p: -1 if p is None else p):
             row = [core for core in cores if core.package == package]
             lines += [

@@ -13,7 +13,7 @@ from gpu_pinning import device_fence as device_fences
 from gpu_pinning import files, nvml, rights, sysfs, virt
 from gpu_pinning.machine import CgroupRight, DeviceFenceMethod, DeviceNode, Gpu, PciDevice, Topology
 
-_DEVICE_NAMES = re.compile(r"nvidia(\d+|ctl|-uvm|-uvm-tools|-modeset)?")
+_GPU_FILE = re.compile(r"nvidia(\d+)")
 
 
 def read(
@@ -104,18 +104,22 @@ def _mig_caps(root: Path, minor: int | None, gi: int, ci: int) -> tuple[int, ...
 
 
 def read_device_nodes(root: Path, gpus: tuple[Gpu, ...]) -> tuple[DeviceNode, ...]:
-    """Files under /dev through which a GPU can be opened: NVIDIA's own and DRM's."""
+    """Files under /dev through which a GPU can be opened: NVIDIA's own and DRM's.
+
+    Those of the driver as such (``nvidiactl``, ``nvidia-uvm``, ``nvidia-nvswitch0``, ``nvidia-caps/…``)
+    belong to no GPU.
+    """
     by_minor = {gpu.minor: gpu.uuid for gpu in gpus if gpu.minor is not None}
     by_address = {gpu.pci: gpu.uuid for gpu in gpus}
     found = []
     for name in files.names(root / "dev"):
-        match = _DEVICE_NAMES.fullmatch(name)
-        if match:
-            digits = match[1] or ""
-            uuid = by_minor.get(int(digits)) if digits.isdigit() else None
-            found += _node(root, f"dev/{name}", uuid)
-    for name in files.names(root / "dev/nvidia-caps"):
-        found += _node(root, f"dev/nvidia-caps/{name}", None)
+        if not name.startswith("nvidia"):
+            continue
+        match = _GPU_FILE.fullmatch(name)
+        found += _node(root, f"dev/{name}", by_minor.get(int(match[1])) if match else None)
+        # nvidia-caps (MIG), nvidia-caps-imex-channels (memory shared between machines)
+        for below in files.names(root / "dev" / name):
+            found += _node(root, f"dev/{name}/{below}", None)
     for name in files.names(root / "dev/dri"):
         device = os.path.basename(os.path.realpath(root / "sys/class/drm" / name / "device"))  # noqa: PTH119
         found += _node(root, f"dev/dri/{name}", by_address.get(device))

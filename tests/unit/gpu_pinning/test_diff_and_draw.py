@@ -31,6 +31,24 @@ def test_the_drawing_shows_each_core_once() -> None:
     assert "socket 1 |------------------------|" in drawing
 
 
+def test_the_drawing_shows_everybody_on_a_shared_gpu() -> None:
+    machine = recorded("mig-box")
+    text = """
+        [[neighbours]]
+        name = "llm"
+        mig = ["MIG-424874fb-7239-5747-8665-bcd3a3d42419"]
+        [[slots]]
+        name = "m"
+        pools = ["render"]
+        mig = "1g.5gb"
+        share_with = "llm"
+        count = 2
+    """
+    drawn = render_drawing(machine, make_plan(machine, Wishes.parse(text)))
+    assert "[A llm, a m-0, b m-1] 0000:07:00.0" in drawn
+    assert "[.] 0000:87:00.0" in drawn
+
+
 def test_nothing_changes() -> None:
     plan = make_plan(recorded("laptop"), Wishes.parse(SLOTS))
     assert render_diff(diff_plans(plan, plan)) == "Nothing changes.\n"

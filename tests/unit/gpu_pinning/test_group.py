@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from gpu_pinning.device_fence import denied_numbers
 from gpu_pinning.errors import FenceError
 from gpu_pinning.group import SlotGroup
-from gpu_pinning.machine import CgroupRight
+from gpu_pinning.machine import CgroupRight, DeviceNode
 
 CONTROLLERS = ("cpuset", "cpu", "memory", "io", "pids", "freeze", "kill")
 
@@ -22,7 +23,8 @@ def group(tmp_path: Path) -> SlotGroup:
     made = SlotGroup("gpu-0", rights, "abc")
     (tmp_path / "cgroup.subtree_control").write_text("cpuset cpu memory io pids")
     made.make()
-    settings = "cpuset.cpus cpuset.mems memory.max memory.swap.max pids.max io.max cpu.weight cpu.max"
+    settings = "cpuset.cpus cpuset.mems memory.max memory.high memory.swap.max pids.max io.max"
+    settings += " cpu.weight cpu.max"
     for name in settings.split():
         (made.paths[0] / name).write_text("")
     (made.paths[0] / "cpuset.cpus.effective").write_text("0-3\n")
@@ -56,6 +58,8 @@ def test_limits_by_their_v2_names(group: SlotGroup) -> None:
     # Whole pages: 24,414 of 4,096 bytes.
     assert (group.paths[0] / "memory.max").read_text() == "99999744"
     assert (group.paths[0] / "memory.swap.max").read_text() == "0"
+    # seven eighths of 99,999,744 bytes are 87,499,776, which is 21,362 whole pages and a bit
+    assert (group.paths[0] / "memory.high").read_text() == "87498752"
     assert group.set_processes(64)[0].ok
     assert group.set_cpu_weight(20).found == "20"
     assert group.set_cpu_limit(1.5).found == "15000 10000"
@@ -81,3 +85,15 @@ def test_rights_that_were_refused_make_no_folder(tmp_path: Path) -> None:
     group = SlotGroup("a", [right])
     group.make()
     assert (group.paths, group.pids(), list(tmp_path.iterdir())) == ([], [], [])
+
+
+@pytest.mark.parametrize(
+    ("keep_none", "expected"),
+    [(True, [(195, None), (510, None), (10, 200)]), (False, [(10, 200), (195, 0), (195, 255), (510, 3)])],
+)
+def test_a_cpu_slot_loses_whole_majors_but_not_the_one_that_all_kinds_share(
+    keep_none: bool, expected: list[tuple[int, int | None]]
+) -> None:
+    numbers = [(195, 0), (195, 255), (510, 3), (10, 200)]
+    nodes = tuple(DeviceNode(path=f"/dev/nvidia-{n}", major=n[0], minor=n[1], gpu=None) for n in numbers)
+    assert denied_numbers(nodes, keep_none) == expected

@@ -63,15 +63,31 @@ def test_device_nodes_belong_to_gpus_by_minor(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("making device nodes needs root")
     (tmp_path / "dev").mkdir()
+    others = (
+        "nvidia-uvm",
+        "nvidia-uvm-tools",
+        "nvidia-modeset",
+        "nvidia-nvswitchctl",
+        "nvidia-nvswitch0",
+        "nvidia-caps/nvidia-cap1",
+        "nvidia-caps-imex-channels/channel0",
+    )
     try:
         for minor in (0, 1, 2, 3, 255):
             name = "nvidiactl" if minor == 255 else f"nvidia{minor}"
             os.mknod(tmp_path / "dev" / name, 0o600 | stat.S_IFCHR, os.makedev(195, minor))
+        # a CPU slot may open nothing that is called /dev/nvidia*, on a box with switches between its GPUs too
+        for number, name in enumerate(others):
+            (tmp_path / "dev" / name).parent.mkdir(exist_ok=True)
+            os.mknod(tmp_path / "dev" / name, 0o600 | stat.S_IFCHR, os.makedev(510, number))
     except PermissionError:
         pytest.skip("this container may not make device nodes")
     nodes = {node.path: node.gpu for node in topology.read_device_nodes(tmp_path, machine.gpus)}
     by_minor = {gpu.minor: gpu.uuid for gpu in machine.gpus}
-    assert nodes == {**{f"/dev/nvidia{n}": by_minor[n] for n in range(4)}, "/dev/nvidiactl": None}
+    assert nodes == {
+        **{f"/dev/nvidia{n}": by_minor[n] for n in range(4)},
+        **dict.fromkeys(["/dev/nvidiactl", *(f"/dev/{name}" for name in others)]),
+    }
 
 
 def test_the_live_machine_is_read() -> None:
