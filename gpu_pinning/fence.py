@@ -75,6 +75,7 @@ class Fence:
         for controller, limit, setter in (
             ("memory", slot.limits.memory_bytes, group.set_memory),
             ("pids", slot.limits.processes, group.set_processes),
+            ("cpu", self._weight(), lambda weight: [group.set_cpu_weight(weight)]),
         ):
             if limit is None:
                 continue
@@ -93,6 +94,11 @@ class Fence:
             raise FenceError(f"slot {slot.name}: " + "; ".join(texts))
         self._write_spec([], self._spec, self._report)
         return rows
+
+    def _weight(self) -> int | None:
+        """The slot's weight; the usual one only where it can be set."""
+        limits = self.slot.limits
+        return limits.cpu_weight if limits.cpu_weight_required or "cpu" in self.group.folders else None
 
     def clear(self, seconds: float = 10.0) -> bool:
         """End what an earlier run left in this slot's groups; True where there was something.

@@ -124,13 +124,20 @@ class SlotGroup:
         return rows
 
     def set_memory(self, limit: int) -> list[Setting]:
-        """At most this many bytes, swap included where the kernel counts it. Rounded down to whole pages."""
+        """At most this many bytes, swap included where the kernel counts it. Rounded down to whole pages.
+
+        The page cache of what the group reads and writes counts. From seven eighths on the kernel takes
+        pages back (``memory.high``; v1's soft limit), so that a big write costs the writer and nobody else.
+        """
         page = os.sysconf("SC_PAGESIZE")
         text = str(limit // page * page)
         rows = [self.put("memory", ("memory.limit_in_bytes", "memory.max"), text)]
         swap = (("memory.memsw.limit_in_bytes", text), ("memory.swap.max", "0"))[self.versions["memory"] - 1]
         if (self.folders["memory"] / swap[0]).exists():
             rows.append(self.put("memory", (swap[0], swap[0]), swap[1]))
+        high = ("memory.soft_limit_in_bytes", "memory.high")
+        if (self.folders["memory"] / high[self.versions["memory"] - 1]).exists():
+            rows.append(self.put("memory", high, str(limit * 7 // 8 // page * page)))
         return rows
 
     def set_processes(self, limit: int) -> list[Setting]:

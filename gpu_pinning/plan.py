@@ -43,6 +43,10 @@ class Limits(Part):
     processes: int | None = None
     disk_write_bytes: int | None = None
     disk_path: str | None = None
+    cpu_weight: int | None = None
+    """Share of contended CPUs; 100 is what others have."""
+    cpu_weight_required: bool = False
+    """Whether it was asked for, so that it has to hold."""
 
 
 class SlotPlan(Part):

@@ -19,6 +19,7 @@ THREAD_COUNTS = (
     "NUMBA_NUM_THREADS",
     "VECLIB_MAXIMUM_THREADS",
 )
+_HOST_WORK_WEIGHT = 20
 MPS_DIRECTORY = "/tmp/nvidia-mps"
 
 
@@ -58,11 +59,20 @@ def build(
             processes=wish.processes,
             disk_write_bytes=wish.disk_write,
             disk_path=wishes.paths.work if wish.disk_write else None,
+            cpu_weight=_cpu_weight(machine, wish, bool(gpus)),
+            cpu_weight_required=wish.cpu_weight is not None,
         ),
         nice=wish.nice if wish.nice is not None else (0 if gpus else 10),
         ionice=wish.ionice or ("none" if gpus else "best-effort"),
         deny=deny,
     )
+
+
+def _cpu_weight(machine: Topology, wish: SlotWish, on_gpu: bool) -> int | None:
+    """A weight that was asked for has to hold; the usual one is set where it can be."""
+    if wish.cpu_weight is not None:
+        return wish.cpu_weight
+    return (100 if on_gpu else _HOST_WORK_WEIGHT) if machine.right("cpu").granted else None
 
 
 def environment(

@@ -176,6 +176,8 @@ class SlotWish(_Seated):
     nice: Annotated[int, Field(ge=-20, le=19)] | None = None
     """Default 0 for GPU slots and 10 for CPU slots."""
     ionice: Literal["none", "best-effort", "idle"] | None = None
+    cpu_weight: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    """Share of contended CPUs. Default, where there is a right to it: 100 for GPU slots, 20 for CPU slots."""
     processes: Annotated[int, Field(ge=16)] | None = None
     """Most processes and threads."""
     disk_write: Size | None = None

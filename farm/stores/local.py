@@ -32,6 +32,9 @@ from farm.stores.base import CHUNK, checked_sha256
 from farm.stores.ranges import LimitedReader
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+LARGE = 32 * 2**20
+"""Contents from this size on leave the page cache once they are on disk, and are synced piece by piece while
+they come: a big file must not push out what others have cached, nor leave a flood of dirty pages behind."""
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 
 
@@ -112,6 +115,7 @@ class LocalStore:
                 raise InvalidInput(f"{path} was replaced while it was being stored")
             try:
                 os.fsync(fd)
+                _leave_cache(fd, size)
                 self._publish(private, digest, size)
             except BaseException:
                 private.rename(path)
@@ -264,6 +268,7 @@ class LocalUpload:
 
     def __init__(self, store: LocalStore) -> None:
         self.size = 0
+        self._unsynced = 0
         self._store = store
         self._private = store._private_name()
         self._hash = hashlib.sha256()
@@ -277,6 +282,11 @@ class LocalUpload:
             with _full_disk_is_named(self._store.folder):
                 while view:
                     view = view[os.write(self._fd, view) :]
+                self._unsynced += len(chunk)
+                if self._unsynced >= LARGE:
+                    os.fdatasync(self._fd)
+                    _leave_cache(self._fd, LARGE)
+                    self._unsynced = 0
         except BaseException:
             self.abort()
             raise
@@ -292,6 +302,7 @@ class LocalUpload:
             with _full_disk_is_named(self._store.folder):
                 os.fchmod(self._fd, 0o444)
                 os.fsync(self._fd)
+                _leave_cache(self._fd, self.size)
                 self._store._publish(self._private, digest, self.size)
         finally:
             self.abort()
@@ -318,6 +329,14 @@ def _hash(fd: int) -> tuple[str, int]:
         file.seek(0)
         digest = hashlib.file_digest(file, "sha256")
         return digest.hexdigest(), file.tell()
+
+
+def _leave_cache(fd: int, size: int) -> None:
+    """Let go of the pages of a large file that is synced; see :data:`LARGE`."""
+    if size >= LARGE:
+        # a hint: some file systems know no page cache
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _has_writer(fd: int) -> bool:
