@@ -181,7 +181,8 @@ def _health(slot: SlotPlan, health: GpuHealth, was: GpuHealth | None) -> list[Fi
             )
         ]
     found = []
-    before = (was.ecc_uncorrected if was else 0) or 0
+    earlier = was.ecc_uncorrected if was else None
+    before = earlier or 0
     if (health.ecc_uncorrected or 0) > before:
         found.append(
             Finding(
@@ -190,7 +191,8 @@ def _health(slot: SlotPlan, health: GpuHealth, was: GpuHealth | None) -> list[Fi
                 subject=health.uuid,
                 wanted=f"{before} uncorrected errors",
                 found=f"{health.ecc_uncorrected} uncorrected errors",
-                drains=True,
+                # errors from before the first look may be a month old: they are told, and that is all
+                drains=earlier is not None,
             )
         )
     if health.throttled:

@@ -66,7 +66,18 @@ def test_only_new_ecc_errors_are_told(module: RecordedNvml, nvml: Nvml, plan: Pl
     assert audit_gpus(plan, nvml, {}, was) == ()
     module.ecc = {uuid: 3}
     (finding,) = audit_gpus(plan, nvml, {}, was)
-    assert (finding.kind, finding.found) == ("ecc", "3 uncorrected errors")
+    assert (finding.kind, finding.found, finding.drains) == ("ecc", "3 uncorrected errors", True)
+
+
+@pytest.mark.parametrize("present", [None, False], ids=["the first look", "it was away a while"])
+def test_old_ecc_errors_drain_nothing(
+    module: RecordedNvml, nvml: Nvml, plan: Plan, present: bool | None
+) -> None:
+    uuid = plan.slot("g-0").gpus[0]
+    module.ecc = {uuid: 2}
+    was = None if present is None else {uuid: GpuHealth(uuid=uuid, present=False, cause="lost")}
+    (finding,) = audit_gpus(plan, nvml, {}, was)
+    assert (finding.kind, finding.found, finding.drains) == ("ecc", "2 uncorrected errors", False)
 
 
 def test_throttling_is_told_but_drains_nothing(module: RecordedNvml, nvml: Nvml, plan: Plan) -> None:
