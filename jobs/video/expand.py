@@ -28,13 +28,13 @@ def expand(spec: Spec, context: ExpandContext) -> JobPlan:
     _check_assets(spec, context)
     first = resolve(spec, version)
     film = _film_settings(spec, first)
-    plans: list[StepPlan] = []
-    for seed in spec.seeds:
-        generation = first.model_copy(update={"seed": seed})
-        plans.append(_generate(spec, generation))
-        if film is not None:
-            suffix = f"-{seed}" if len(spec.seeds) > 1 else ""
-            plans.append(_film(spec, generation, {**film, "name": f"{film['name']}{suffix}"}))
+    samples = [first.model_copy(update={"seed": seed}) for seed in spec.seeds]
+    # samples first: a slot that is alone keeps its model from one to the next, and films them afterwards
+    plans = [_generate(spec, sample) for sample in samples]
+    if film is not None:
+        for sample in samples:
+            suffix = f"-{sample.seed}" if len(samples) > 1 else ""
+            plans.append(_film(spec, sample, {**film, "name": f"{film['name']}{suffix}"}))
     return JobPlan(plans)
 
 

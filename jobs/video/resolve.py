@@ -241,7 +241,9 @@ def _sides(width: int, height: int, divisor: int) -> tuple[tuple[int, int], tupl
 
 
 def _dtype(spec: Spec, facts: Facts) -> Dtype:
-    return spec.dtype or facts.defaults.dtype or facts.record().default_dtype
+    # few CPUs have half-precision units: there float32 is the quicker one
+    usual: Dtype = "float32" if spec.device == "cpu" else facts.record().default_dtype
+    return spec.dtype or facts.defaults.dtype or usual
 
 
 def _check_model_choices(spec: Spec, facts: Facts, faults: _Faults) -> None:

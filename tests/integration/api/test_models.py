@@ -87,7 +87,7 @@ def test_a_bad_count_is_answered_at_the_door_with_the_nearest(farm: Farm, tmp_pa
         "kind": "video", "name": "f", "project": "default",
         "spec": {"model": "wan", "prompt": "a", "seeds": [1, 2]},
     }).json()  # fmt: skip
-    assert [step["name"] for step in checked["steps"]] == ["seed-1", "film-1", "seed-2", "film-2"]
+    assert [step["name"] for step in checked["steps"]] == ["seed-1", "seed-2", "film-1", "film-2"]
     assert (checked["tasks"], checked["frames"]) == (4, 162)
 
 

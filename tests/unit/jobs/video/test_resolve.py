@@ -220,17 +220,17 @@ def test_a_lossy_choice_passes_by_its_measurement_alone(resolve: Any) -> None:
 
 def test_every_seed_is_a_step_of_its_own_with_its_film(plan: Any) -> None:
     steps = plan(seeds=[7, 9], film={"formats": ["mp4", "mkv"], "name": "shot"}, preset="final").steps
-    assert [step.name for step in steps] == ["seed-7", "film-7", "seed-9", "film-9"]
-    assert [read_step(steps[index].payload).seed for index in (0, 2)] == [7, 9]
+    assert [step.name for step in steps] == ["seed-7", "seed-9", "film-7", "film-9"]
+    assert [read_step(steps[index].payload).seed for index in (0, 1)] == [7, 9]
     made = steps[0]
     assert [str(task.frames) for task in made.tasks] == ["1-81"]
     assert (made.outputs[0].width, made.outputs[0].height, made.outputs[0].dtype) == (832, 480, "uint16")
-    assert made.warm_key == steps[2].warm_key
-    film = steps[1].payload
+    assert made.warm_key == steps[1].warm_key
+    film = steps[2].payload
     assert (film["film"]["name"], film["film"]["fps"], film["film"]["quality"]) == ("shot-7", "16", "high")
     assert film["source"] == {"step": "seed-7", "output": "frame.png", "frames": "1-81"}
     assert (film["metadata"]["seed"], film["metadata"]["prompt"]) == (7, "a red square")
-    assert steps[1].depends_on[0].step == "seed-7"
+    assert steps[2].depends_on[0].step == "seed-7"
     alone = plan(film=None, device="cuda", gpus=2).steps
     assert [step.name for step in alone] == ["seed-0"]
     assert alone[0].requires == {"device": "cuda", "gpus": 2}
