@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from api.cli import terminal
+from api.cli.door import connect
 from api.cli.terminal import Json, print_json, table
 from api.cli.text import ago
-from farm.client import FarmClient
 
 app = typer.Typer(no_args_is_help=False, invoke_without_command=True, help="List, make and revoke keys.")
 
@@ -19,7 +19,7 @@ def keys(context: typer.Context, json: Json = False) -> None:
     """List keys; `make` and `revoke` change them."""
     if context.invoked_subcommand is not None:
         return
-    with FarmClient.connect() as farm:
+    with connect() as farm:
         found = farm.keys()
     if json:
         print_json([key.to_json() for key in found])
@@ -55,7 +55,7 @@ def make(
     json: Json = False,
 ) -> None:
     """Make a key. Its secret is printed once, alone on stdout."""
-    with FarmClient.connect() as farm:
+    with connect() as farm:
         made = farm.make_key(name, scope or ["read", "submit"], user=user, project=project)
     if json:
         print_json(made.to_json())
@@ -67,6 +67,6 @@ def make(
 @app.command()
 def revoke(key: Annotated[str, typer.Argument(metavar="KEY", help="Id of a key.")]) -> None:
     """End a key at once."""
-    with FarmClient.connect() as farm:
+    with connect() as farm:
         farm.revoke_key(key)
     terminal.say(f"{key} revoked")

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from api.cli import terminal
+from api.cli.door import connect
 from api.cli.terminal import Json, print_json, state, table
 from api.cli.text import ago, percent, size
-from farm.client import FarmClient
-from farm.client.models import Answer
+
+if TYPE_CHECKING:
+    from farm.client.models import Answer
 
 app = typer.Typer()
 HELD = ("reserved", "filled", "draining", "orphaned")
@@ -49,7 +51,7 @@ def audit_text(device: dict[str, Any]) -> str:
 @app.command()
 def slots(node: NodeOption = None, json: Json = False) -> None:
     """List slots: device, pools in order, and what each is doing."""
-    with FarmClient.connect() as farm:
+    with connect() as farm:
         found = farm.slots(node=node)
     if json:
         _json(found)
@@ -79,7 +81,7 @@ def slots(node: NodeOption = None, json: Json = False) -> None:
 @app.command()
 def pools(json: Json = False) -> None:
     """List pools: slots, waiting and busy tasks, caps."""
-    with FarmClient.connect() as farm:
+    with connect() as farm:
         found = farm.pools()
     if json:
         _json(found)
@@ -112,7 +114,7 @@ def buffers(
     json: Json = False,
 ) -> None:
     """List buffers that hold something, and how full each byte budget is."""
-    with FarmClient.connect() as farm:
+    with connect() as farm:
         budgets = [
             budget
             for budget in farm.budgets()

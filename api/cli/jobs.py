@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
 
 from api.cli import terminal
+from api.cli.door import JobId, JobIds, connect, full_id, offer, offer_jobs
 from api.cli.terminal import Json, print_json, state, table
 from api.cli.text import ago, duration, percent, size
-from farm.client import FarmClient
-from farm.client.models import Job
+
+if TYPE_CHECKING:
+    from farm.client.models import Job
 
 app = typer.Typer()
-
-JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of a job (`farm jobs` lists them).")]
-JobIds = Annotated[list[str], typer.Argument(metavar="JOB...", help="Ids of jobs.")]
 
 
 def shown_state(job: Job) -> Text:
@@ -37,7 +36,13 @@ def _amount(job: Job) -> str:
 @app.command()
 def jobs(
     state: Annotated[
-        str | None, typer.Option("--state", "-s", help="waiting, running, done, failed or cancelled.")
+        str | None,
+        typer.Option(
+            "--state",
+            "-s",
+            help="waiting, running, done, failed or cancelled.",
+            autocompletion=offer("waiting", "running", "done", "failed", "cancelled"),
+        ),
     ] = None,
     project: Annotated[str | None, typer.Option("--project", "-p", help="Only jobs of this project.")] = None,
     kind: Annotated[str | None, typer.Option(help="Only jobs of this kind.")] = None,
@@ -46,7 +51,7 @@ def jobs(
     json: Json = False,
 ) -> None:
     """List jobs, newest first."""
-    with FarmClient.connect() as farm:
+    with connect() as farm:
         found = list(farm.jobs(limit=limit, state=state, project=project, kind=kind, q=search))
     if json:
         print_json([job.to_json() for job in found])
@@ -75,7 +80,7 @@ def jobs(
 @app.command()
 def job(job: JobId, json: Json = False) -> None:
     """Show one job: its steps, how far they are, and what went wrong."""
-    with FarmClient.connect() as farm:
+    with connect() as farm:
         found = farm.job(job)
         artifacts = farm.artifacts(job)
     if json:
@@ -119,11 +124,19 @@ def job(job: JobId, json: Json = False) -> None:
 
 @app.command()
 def why(
-    subject: Annotated[str, typer.Argument(metavar="JOB|TASK", help="Id of a job or of a task.")],
+    subject: Annotated[
+        str,
+        typer.Argument(
+            metavar="JOB|TASK",
+            help="Id of a job (its beginning or end is enough) or of a task.",
+            callback=full_id,
+            autocompletion=offer_jobs,
+        ),
+    ],
     json: Json = False,
 ) -> None:
     """Say what a job or task waits for."""
-    with FarmClient.connect() as farm:
+    with connect() as farm:
         reasons = farm.why(subject)
     if json:
         print_json([reason.to_json() for reason in reasons])
@@ -164,7 +177,7 @@ def prioritise(
     priority: Annotated[int, typer.Argument(min=0, max=100, help="0 to 100; higher goes first.")],
 ) -> None:
     """Change a job's priority."""
-    with FarmClient.connect() as farm:
+    with connect() as farm:
         changed = farm.prioritise(job, priority)
     terminal.say(f"{changed.id} {changed.name}: priority {changed.priority}")
 
@@ -172,14 +185,14 @@ def prioritise(
 @app.command()
 def delete(jobs: JobIds) -> None:
     """Delete ended jobs, with their frames and artifacts (`farm gc` frees the bytes)."""
-    with FarmClient.connect() as farm:
+    with connect() as farm:
         for one in jobs:
             farm.delete(one)
             terminal.say(f"{one} deleted")
 
 
 def _each(jobs: list[str], verb: str, past: str) -> None:
-    with FarmClient.connect() as farm:
+    with connect() as farm:
         for one in jobs:
             changed: Job = getattr(farm, verb)(one)
             terminal.say(f"{changed.id} {changed.name}: {past}")

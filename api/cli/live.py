@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TaskID, TextColumn
@@ -13,9 +14,11 @@ from rich.text import Text
 
 from api.cli import terminal
 from api.cli.text import duration, percent
-from farm.client import FarmClient
-from farm.client.models import Job, Step
 from farm.errors import Unavailable
+
+if TYPE_CHECKING:
+    from farm.client import FarmClient
+    from farm.client.models import Job, Step
 
 POLL_S = 0.5
 LINE_EVERY_S = 10.0

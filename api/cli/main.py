@@ -7,22 +7,77 @@ job failed or was cancelled, 130 interrupted.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 import sys
-from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated
+from collections.abc import Iterator, MutableMapping
+from typing import Annotated, Any
 
 import typer
+import typer.core
+import typer.main
 
-from api.cli import access, fleet, jobs, node, nodes, outputs, projects, terminal, upkeep, watch
-from api.cli.running import services, up
+from api.cli import terminal
 from farm.errors import FarmError
 
 EXIT_INTERRUPTED = 130
 
+COMMANDS: dict[str, str] = {
+    "up": "running.up", "api": "running.services", "scheduler": "running.services", "node": "node",
+    "submit": "submit", "jobs": "jobs", "job": "jobs", "watch": "watch", "why": "jobs", "frames": "outputs",
+    "attempts": "outputs", "logs": "outputs", "download": "outputs", "cancel": "jobs", "pause": "jobs",
+    "resume": "jobs", "retry": "jobs", "prioritise": "jobs", "delete": "jobs", "nodes": "nodes",
+    "slots": "fleet", "pools": "fleet", "buffers": "fleet", "projects": "projects", "keys": "access",
+    "models": "models", "gc": "upkeep", "init-db": "upkeep", "migrate": "upkeep", "demo": "demo",
+    "topology": "machine", "plan": "machine", "doctor": "machine", "neighbours": "machine",
+    "blender": "blender", "bench": "bench",
+}  # fmt: skip
+"""Where each command lives below ``api.cli``, in the order of the help text."""
+_GROUPS = {"keys", "node", "nodes", "projects"}
+"""Commands whose module is one command with others below it."""
+
+
+class _OnDemand(MutableMapping[str, Any]):
+    """The commands by name; a module is imported when a command of it is asked for."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._made:
+            module = importlib.import_module(f"api.cli.{COMMANDS[name]}")
+            holder = typer.Typer()
+            if name in _GROUPS:
+                holder.add_typer(module.app, name=name)
+            else:
+                holder.registered_commands = module.app.registered_commands
+                holder.registered_groups = module.app.registered_groups
+            self._made |= typer.main.get_group(holder).commands
+        return self._made[name]
+
+    def __setitem__(self, name: str, command: Any) -> None:
+        self._made[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+
+class _Commands(typer.core.TyperGroup):
+    """The top of the command line, which imports no command before it is asked for."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = _OnDemand()
+
+
 app = typer.Typer(
     name="farm",
+    cls=_Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -30,23 +85,11 @@ app = typer.Typer(
     epilog="FARM_URL and FARM_KEY choose the farm; without them, the one started last by `farm up` is used.",
 )
 
-for part in (up, services, jobs, watch, outputs, fleet, upkeep):
-    for command in part.app.registered_commands:
-        app.registered_commands.append(command)
-app.add_typer(access.app, name="keys")
-app.add_typer(node.app, name="node")
-app.add_typer(nodes.app, name="nodes")
-app.add_typer(projects.app, name="projects")
-for optional in ("submit", "demo", "machine", "bench", "blender", "models"):
-    # what belongs to gpu_pinning may not be there
-    if importlib.util.find_spec(f"api.cli.{optional}") is not None:
-        module = importlib.import_module(f"api.cli.{optional}")
-        app.registered_commands.extend(module.app.registered_commands)
-        app.registered_groups.extend(module.app.registered_groups)
-
 
 def _version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import PackageNotFoundError, version
+
         try:
             typer.echo(version("stillframe"))
         except PackageNotFoundError:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from api.cli import terminal
+from api.cli.door import connect
 from api.cli.terminal import Json, print_json, table
 from api.cli.text import ago, size
-from farm.client import FarmClient
-from farm.client.video_models import VideoModel
 from jobs.video.folder import inspect
 from jobs.video.models import ModelFile, ModelVersion, check_folder
+
+if TYPE_CHECKING:
+    from farm.client.video_models import VideoModel
 
 models = typer.Typer(invoke_without_command=True, help="List, add, check and remove video models.")
 app = typer.Typer()
@@ -55,7 +57,7 @@ def add(
 ) -> None:
     """Add a model, or a new version of one. Its files are hashed here; they stay where they are."""
     version = find(name, folder, remote_code=allow_remote_code)
-    with FarmClient.connect() as farm:
+    with connect() as farm:
         made = farm.add_model(body_of(version))
     if json:
         print_json(made.to_json())
@@ -91,7 +93,7 @@ def check(
     quick: Annotated[bool, typer.Option("--quick", help="Sizes alone; contents are not hashed.")] = False,
 ) -> None:
     """Check on this machine that a model's files are still those that were added."""
-    with FarmClient.connect() as farm:
+    with connect() as farm:
         found = farm.model(name)
     files = [ModelFile.model_validate(file) for file in found.files]
     check_folder(folder or Path(found.folder), files, hashes=not quick)
@@ -104,20 +106,20 @@ def check(
 @models.command()
 def show(name: Name) -> None:
     """Print all that is known of a model, as JSON."""
-    with FarmClient.connect() as farm:
+    with connect() as farm:
         print_json(farm.model(name).to_json())
 
 
 @models.command()
 def remove(name: Name) -> None:
     """Forget a model, or with name@digest one older version. Its files stay."""
-    with FarmClient.connect() as farm:
+    with connect() as farm:
         farm.remove_model(name)
     terminal.say(f"{name} is forgotten; its files are where they were")
 
 
 def _print_list(*, versions: bool, json: bool) -> None:
-    with FarmClient.connect() as farm:
+    with connect() as farm:
         found = farm.models(versions=versions)
     if json:
         print_json([model.to_json() for model in found])

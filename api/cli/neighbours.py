@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from api.cli import terminal
+from api.cli.door import connect
 from api.cli.terminal import print_json, print_json_line, table
-from farm.client import FarmClient
-from farm.client.fleet_models import Guard, GuardedNeighbour
+
+if TYPE_CHECKING:
+    from farm.client import FarmClient
+    from farm.client.fleet_models import Guard, GuardedNeighbour
 
 _AGAIN_S = 1.0
 COLUMNS = (
@@ -20,7 +23,7 @@ COLUMNS = (
 
 def show(node: str | None, *, watch: bool, json: bool) -> None:
     """Print the table, or JSON; again and again with ``watch``."""
-    with FarmClient.connect() as farm:
+    with connect() as farm:
         while True:
             guards = {name: farm.guard(node_id) for node_id, name in _nodes(farm, node)}
             if json:

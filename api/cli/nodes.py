@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from api.cli import terminal
+from api.cli.door import connect
 from api.cli.terminal import Json, print_json, state, table
 from api.cli.text import ago
-from farm.client import FarmClient
 from farm.errors import NotFound
+
+if TYPE_CHECKING:
+    from farm.client import FarmClient
 
 app = typer.Typer()
 NodeName = Annotated[str, typer.Argument(metavar="NODE", help="Name or id of a node.")]
@@ -21,7 +24,7 @@ def nodes(context: typer.Context, json: Json = False) -> None:
     """List machines, how many of their slots are in each state, and GPUs that the farm leaves alone."""
     if context.invoked_subcommand is not None:
         return
-    with FarmClient.connect() as farm:
+    with connect() as farm:
         found = farm.nodes()
     if json:
         print_json([node.to_json() for node in found])
@@ -48,7 +51,7 @@ def nodes(context: typer.Context, json: Json = False) -> None:
 @app.command()
 def drain(node: NodeName) -> None:
     """Let a node take no new work; what runs there parks, and goes on elsewhere or after `resume`."""
-    with FarmClient.connect() as farm:
+    with connect() as farm:
         changed = farm.drain_node(_id_of(farm, node))
     terminal.say(f"{changed.name} is {changed.state}: running work parks")
 
@@ -56,7 +59,7 @@ def drain(node: NodeName) -> None:
 @app.command()
 def resume(node: NodeName) -> None:
     """Let a drained node take work again."""
-    with FarmClient.connect() as farm:
+    with connect() as farm:
         changed = farm.resume_node(_id_of(farm, node))
     terminal.say(f"{changed.name} is {changed.state}")
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path, PurePosixPath
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from api.cli import terminal
-from api.cli.jobs import JobId
+from api.cli.door import JobId, connect, full_id, offer, offer_jobs
 from api.cli.terminal import Json, print_json, state, table
 from api.cli.text import duration, size
-from farm.client import FarmClient
-from farm.client.models import Artifact, Attempt, Frame
 from farm.errors import InvalidInput, NotFound
 from farm.frame_range import FrameRange
+
+if TYPE_CHECKING:
+    from farm.client import FarmClient
+    from farm.client.models import Artifact, Attempt, Frame, Job
 
 app = typer.Typer()
 
@@ -25,14 +28,19 @@ app = typer.Typer()
 def frames(
     job: JobId,
     step: Annotated[str | None, typer.Option(help="Only frames of this step.")] = None,
-    state_is: Annotated[str | None, typer.Option("--state", "-s", help="pending or published.")] = None,
+    state_is: Annotated[
+        str | None,
+        typer.Option(
+            "--state", "-s", help="pending or published.", autocompletion=offer("pending", "published")
+        ),
+    ] = None,
     limit: Annotated[
         int | None, typer.Option("--limit", "-n", min=1, help="How many; all without it.")
     ] = None,
     json: Json = False,
 ) -> None:
     """List a job's frames: state, time, size."""
-    with FarmClient.connect() as farm:
+    with connect() as farm:
         names = {one.id: one.name for one in farm.steps(job)}
         found = farm.frames(job, limit=limit, step=step, state=state_is)
         if json:
@@ -59,12 +67,20 @@ def frames(
 
 @app.command()
 def attempts(
-    subject: Annotated[str, typer.Argument(metavar="JOB|TASK", help="Id of a job or of a task.")],
+    subject: Annotated[
+        str,
+        typer.Argument(
+            metavar="JOB|TASK",
+            help="Id of a job (its beginning or end is enough) or of a task.",
+            callback=full_id,
+            autocompletion=offer_jobs,
+        ),
+    ],
     limit: Annotated[int, typer.Option("--limit", "-n", min=1)] = 50,
     json: Json = False,
 ) -> None:
     """List attempts: how each ended and where its time went."""
-    with FarmClient.connect() as farm:
+    with connect() as farm:
         found = list(farm.attempts(subject, limit=limit))
     if json:
         print_json([attempt.to_json() for attempt in found])
@@ -91,16 +107,40 @@ def attempts(
 def logs(
     subject: Annotated[
         str,
-        typer.Argument(metavar="JOB|TASK|ATTEMPT", help="A job shows its failed attempts, else its last."),
+        typer.Argument(
+            metavar="JOB|TASK|ATTEMPT",
+            help="A job shows its failed attempts, else its last.",
+            callback=full_id,
+            autocompletion=offer_jobs,
+        ),
     ],
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on while the attempt runs.")] = False,
+    json: Json = False,
 ) -> None:
     """Print the log of an attempt, of a task's last attempt, or of what failed in a job."""
-    with FarmClient.connect() as farm:
+    if follow and json:
+        raise typer.BadParameter("--json prints what there is now; leave out --follow")
+    with connect() as farm:
         if subject.startswith("att_"):
+            if json:
+                print_json([{"attempt_id": subject, "log": "".join(farm.log(subject))}])
+                return
             _print_log(farm, subject, follow)
             return
         chosen = _worth_reading(list(farm.attempts(subject, limit=500)), subject)
+        if json:
+            print_json(
+                [
+                    {
+                        "attempt_id": attempt.id,
+                        "task_id": attempt.task_id,
+                        "state": attempt.state,
+                        "log": "".join(farm.log(attempt.id)),
+                    }
+                    for attempt in chosen
+                ]
+            )
+            return
         for attempt in chosen:
             if len(chosen) > 1:
                 terminal.say(f"--- {attempt.id} of {attempt.task_id}: {attempt.state}", style="bold")
@@ -137,15 +177,15 @@ def download(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Fetch films and frames; each file is checked against its SHA-256. Prints the paths."""
+    """Fetch films and frames into a folder of the job's own; each is checked by SHA-256. Prints the paths."""
     if films and (only_frames or numbers):
         raise typer.BadParameter("--films leaves out frames; drop it or the frame options")
     wanted = FrameRange.parse(numbers) if numbers else None
-    with FarmClient.connect() as farm:
+    with connect() as farm:
         paths = fetch(
             farm,
             job,
-            output,
+            output / job_folder(farm.job(job)),
             artifacts=not only_frames and not numbers,
             frames=not films,
             step=step,
@@ -195,12 +235,18 @@ def fetch(
     with Progress(*columns, console=terminal.err(), disable=not terminal.interactive()) as progress:
         bar = progress.add_task("downloading", total=sum(nbytes for _, _, nbytes in work))
         for target, thing, _ in work:
-            if isinstance(thing, Artifact):
-                path = farm.download_artifact(thing, target, lambda n: progress.advance(bar, n))
-            else:
+            if isinstance(thing, tuple):
                 path = farm.download_frame(*thing, target, lambda n: progress.advance(bar, n))
+            else:
+                path = farm.download_artifact(thing, target, lambda n: progress.advance(bar, n))
             paths.append(path)
     return paths
+
+
+def job_folder(job: Job) -> str:
+    """A folder's name for what a job made, such as ``turntable-3f9a1c``: no other job's is the same."""
+    name = re.sub(r"[^\w.-]+", "-", job.name).strip("-.")[:80]
+    return f"{name or job.kind}-{job.id[-6:]}"
 
 
 def plain_name(name: str) -> str:

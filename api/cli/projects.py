@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from api.cli import terminal
+from api.cli.door import connect
 from api.cli.terminal import Json, print_json, table
 from api.cli.text import duration
-from farm.client import FarmClient
-from farm.client.fleet_models import Project
 from farm.errors import NotFound
+
+if TYPE_CHECKING:
+    from farm.client import FarmClient
+    from farm.client.fleet_models import Project
 
 app = typer.Typer()
 NO_LIMIT = "none"
@@ -38,7 +41,7 @@ def projects(context: typer.Context, json: Json = False) -> None:
     """List projects: share, caps and what they have used; `make` and `change` them."""
     if context.invoked_subcommand is not None:
         return
-    with FarmClient.connect() as farm:
+    with connect() as farm:
         found = farm.projects()
     if json:
         print_json([project.to_json() for project in found])
@@ -72,7 +75,7 @@ def make(
     json: Json = False,
 ) -> None:
     """Make a project."""
-    with FarmClient.connect() as farm:
+    with connect() as farm:
         made = farm.make_project(name, **_fields(share, max_slots, quota, reserve))
     _tell(made, "made", json=json)
 
@@ -91,7 +94,7 @@ def change(
     fields = _fields(share, max_slots, quota, reserve) | ({} if name is None else {"name": name})
     if not fields:
         raise typer.BadParameter("name something to change; `farm projects change --help` lists it")
-    with FarmClient.connect() as farm:
+    with connect() as farm:
         changed = farm.change_project(_id_of(farm, project), **fields)
     _tell(changed, "changed", json=json)
 

@@ -8,21 +8,24 @@ import json as jsonlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from api.cli import terminal
+from api.cli.door import connect
 from api.cli.live import follow_job
-from api.cli.outputs import fetch
+from api.cli.outputs import fetch, job_folder
 from api.cli.terminal import Json, print_json
 from api.cli.watch import end_with
-from farm.client import FarmClient
-from farm.client.models import Job
 from farm.errors import FieldFault, InvalidInput
 from jobs.registry import kind as find_kind
 from jobs.registry import kinds
+
+if TYPE_CHECKING:
+    from farm.client import FarmClient
+    from farm.client.models import Job
 
 app = typer.Typer()
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -140,7 +143,7 @@ def submit(
         }.items()
         if value is not None
     }
-    with FarmClient.connect() as farm:
+    with connect() as farm:
         _default_project(farm, body)
         job = send(farm, body, files, idempotency_key)
         for warning in job.warnings:
@@ -152,7 +155,7 @@ def submit(
         if watch:
             ended = follow_job(farm, job.id, json=json)
             end_with(farm, [ended])
-            for path in fetch(farm, job.id, download) if download else []:
+            for path in fetch(farm, job.id, download / job_folder(job)) if download else []:
                 typer.echo(str(path))
 
 

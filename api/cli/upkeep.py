@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 
 from api.cli import terminal
+from api.cli.door import connect
 from api.cli.terminal import Json, print_json
 from api.cli.text import size
-from farm.client import FarmClient
 from farm.settings import settings
 
 app = typer.Typer()
@@ -20,15 +21,28 @@ def gc(
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only say what would be removed.")] = False,
     json: Json = False,
 ) -> None:
-    """Remove stored bytes that no job, frame or artifact refers to."""
-    with FarmClient.connect() as farm:
+    """Remove stored bytes that no job, frame or artifact refers to, once they are a day old."""
+    with connect() as farm:
         report = farm.collect_garbage(dry_run=dry_run).to_json()
     if json:
         print_json(report)
         return
-    for name, value in report.items():
-        shown = size(value) if "bytes" in name and isinstance(value, int) else value
-        terminal.out().print(f"{name.replace('_', ' ')}: {shown}")
+    terminal.out().print(gc_text(report))
+
+
+def gc_text(report: Mapping[str, Any]) -> str:
+    """What a collection did, in words."""
+    parts = [
+        f"{_number(report['contents'], 'content')} that nothing refers to ({size(report['bytes'])})",
+        f"{_number(report['strays'], 'file')} that the database does not know",
+    ]
+    if report["dry_run"]:
+        return f"would remove {', '.join(parts)}; run it without --dry-run to do so"
+    return f"removed {', '.join(parts)}, {_number(report['temporary'], 'unfinished upload')}"
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 @app.command("init-db")

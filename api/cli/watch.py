@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import typer
 
 from api.cli import terminal
-from api.cli.jobs import JobIds
+from api.cli.door import JobIds, connect
 from api.cli.live import follow_job
 from api.cli.terminal import Json
-from farm.client import FarmClient
-from farm.client.models import Job
+
+if TYPE_CHECKING:
+    from farm.client import FarmClient
+    from farm.client.models import Job
 
 app = typer.Typer()
 
@@ -20,7 +24,7 @@ REASONS = 3
 @app.command()
 def watch(jobs: JobIds, json: Json = False) -> None:
     """Follow jobs with progress and ETA until they end; exits 3 when one failed or was cancelled."""
-    with FarmClient.connect() as farm:
+    with connect() as farm:
         end_with(farm, [follow_job(farm, one, json=json) for one in jobs])
 
 

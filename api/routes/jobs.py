@@ -81,6 +81,12 @@ def list_jobs(
     kind: Annotated[str | None, Query(max_length=40)] = None,
     q: Annotated[str | None, Query(max_length=200, description="Part of the name")] = None,
     paused: Annotated[bool | None, Query()] = None,
+    id: Annotated[
+        str | None,
+        Query(
+            pattern="^(job_)?[0-9a-f]{1,32}$", description="Beginning or end of the id", examples=["3f9a1c"]
+        ),
+    ] = None,
     label: Annotated[
         list[Annotated[str, Query(max_length=300)]],
         Query(max_length=10, description="`name:value`; all of them must match", examples=[["shot:s010"]]),
@@ -110,7 +116,7 @@ def list_jobs(
             if person is None:
                 return Page[Job](items=[], next=None)
             user_id = person["id"]
-        wanted = JobFilter(project_id, user_id, [s.value for s in state], kind, q, paused, labels)
+        wanted = JobFilter(project_id, user_id, [s.value for s in state], kind, q, paused, labels, id)
         rows = jobs.list_jobs(conn, wanted, position, limit + 1)
     rows, following = pages.page("jobs", rows, limit, lambda job: [job["created_at"], job["id"]])
     return Page[Job](items=[Job.model_validate(job) for job in rows], next=following)

@@ -26,6 +26,8 @@ class JobFilter:
     text: str | None = None
     paused: bool | None = None
     labels: Sequence[tuple[str, str]] = ()
+    id_part: str | None = None
+    """The beginning (with or without ``job_``) or the end of the id."""
 
 
 def _jobs() -> sa.Select[Any]:
@@ -61,6 +63,11 @@ def list_jobs(
         query = query.where(jobs.kind == wanted.kind)
     if wanted.paused is not None:
         query = query.where(jobs.paused == wanted.paused)
+    if wanted.id_part:
+        part = wanted.id_part.removeprefix("job_")
+        begins = jobs.id.startswith(f"job_{part}", autoescape=True)
+        ends = jobs.id.endswith(part, autoescape=True)
+        query = query.where(begins if part != wanted.id_part else sa.or_(begins, ends))
     if wanted.text:
         query = query.where(jobs.name.icontains(wanted.text, autoescape=True))
     for name, value in wanted.labels:

@@ -111,6 +111,19 @@ def test_an_asset_whose_bytes_were_lost_counts_as_missing(farm: Farm) -> None:
     assert pointers(farm.call.post("/v1/jobs", json=probe_job(assets={"a": sha256}))) == ["/assets/a"]
 
 
+def test_jobs_are_found_by_the_beginning_or_the_end_of_their_id(farm: Farm) -> None:
+    first, second = farm.submit()["id"], farm.submit()["id"]
+
+    def found(part: str) -> list[str]:
+        return [job["id"] for job in farm.call.get("/v1/jobs", params={"id": part}).json()["items"]]
+
+    assert found(first[-6:]) == [first]
+    assert found(second) == [second]
+    assert found(first[4:9]) == found(first[:9]) == [second, first]
+    assert found("job_" + first[-6:]) == []
+    assert farm.call.get("/v1/jobs", params={"id": "%"}).status_code == 422
+
+
 def test_a_job_over_the_limits_is_refused_by_both_doors(farm: Farm) -> None:
     big = probe_job(spec={"steps": [{"tasks": 501}]})
     many = probe_job(spec={"steps": [{"tasks": 2, "frames": 3001}]})

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import typer
+import typer.main
 
+from api.cli import main, upkeep
 from api.cli.running.children import farm_command, farm_environment, parent
 
 
@@ -32,6 +37,49 @@ def test_help_names_every_command(tmp_path: Path) -> None:
     )
     missing = [name for name in wanted.split() if f" {name} " not in done.stdout]
     assert missing == []
+
+
+def test_every_command_is_where_the_table_says() -> None:
+    commands = main._OnDemand()
+    assert [name for name in main.COMMANDS if commands[name].name != name] == []
+    with pytest.raises(KeyError):
+        commands["no-such-command"]
+    places = set(main.COMMANDS.values())
+    modules = [importlib.import_module(f"api.cli.{place}") for place in places]
+    offered = {
+        name
+        for module in modules
+        for name in typer.main.get_group(_holding(module.app)).commands
+        if module.__name__.removeprefix("api.cli.") not in ("access", "node", "nodes", "projects")
+    }
+    assert offered <= set(main.COMMANDS), "a command that the table of api.cli.main does not name"
+
+
+def _holding(app: typer.Typer) -> typer.Typer:
+    holder = typer.Typer()
+    holder.registered_commands, holder.registered_groups = app.registered_commands, app.registered_groups
+    return holder
+
+
+def test_a_help_text_loads_neither_client_nor_database() -> None:
+    code = (
+        "import sys; from api.cli.main import app\n"
+        "try: app(['jobs', '--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'httpx', 'sqlalchemy', 'redis', 'alembic', 'fastapi', 'numpy'}\n"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines()[-1] == "[]"
+    assert "newest first" in done.stdout
+
+
+def test_what_gc_did_is_told_in_words() -> None:
+    report = {"contents": 1, "bytes": 3_000_000, "strays": 2, "temporary": 0, "dry_run": False}
+    told = upkeep.gc_text(report)
+    assert told.startswith("removed 1 content that nothing refers to (2.9 MiB), 2 files that")
+    assert told.endswith("0 unfinished uploads")
+    assert upkeep.gc_text(report | {"dry_run": True}).startswith("would remove 1 content")
 
 
 def test_without_a_key_it_says_how_to_get_one(tmp_path: Path) -> None:

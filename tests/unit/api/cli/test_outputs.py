@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
-from api.cli.outputs import numbered_name, plain_name
+from api.cli.outputs import job_folder, numbered_name, plain_name
 from farm.errors import InvalidInput
 
 
@@ -32,3 +34,11 @@ def test_a_name_made_by_a_job_stays_in_its_folder(given: str, name: str) -> None
 def test_a_name_that_cannot_be_a_file_is_refused(given: str) -> None:
     with pytest.raises(InvalidInput, match="cannot be a file name"):
         plain_name(given)
+
+
+def test_jobs_of_one_name_have_folders_of_their_own() -> None:
+    made = [
+        job_folder(SimpleNamespace(name=name, kind="render", id=f"job_{'0' * 26}{end}"))  # type: ignore[arg-type]
+        for name, end in (("turn table/v3", "3f9a1c"), ("turn table/v3", "aaaaaa"), ("../..", "bbbbbb"))
+    ]
+    assert made == ["turn-table-v3-3f9a1c", "turn-table-v3-aaaaaa", "render-bbbbbb"]
