@@ -149,7 +149,7 @@ class Spec(Model):
         default="cpu", description="What runs it; what is not there fails, never falls back."
     )
     dtype: Dtype | None = Field(
-        default=None, description="Number type of the denoiser; left out: the model's."
+        default=None, description="Number type; left out: the model's own on a GPU, float32 on a CPU."
     )
     quantisation: Quantisation = Field(default="none", description="fp8 or int8 linear layers (lossy).")
     attention: Backend = Field(default="native", description="Attention kernel; probed before it is used.")

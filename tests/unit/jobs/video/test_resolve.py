@@ -127,6 +127,12 @@ def test_presets_fill_what_is_left_out_and_nothing_else(resolve: Any) -> None:
     assert (own.steps, own.width, own.frames, own.bits) == (7, 832, 5, 16)
 
 
+def test_numbers_are_float32_on_a_cpu_and_the_models_own_on_a_gpu(resolve: Any) -> None:
+    assert resolve().dtype == "float32"
+    assert resolve(device="cuda").dtype == "bfloat16"
+    assert resolve(dtype="bfloat16").dtype == "bfloat16"
+
+
 def test_the_inputs_say_the_task(resolve: Any) -> None:
     assert resolve().task == "t2v"
     film = resolve(video="a.mp4", strength=0.5)
