@@ -9,6 +9,7 @@ from pathlib import Path
 
 from farm.errors import Conflict
 from farm.settings import Settings
+from gpu_pinning import procfs
 from gpu_pinning.wishes import Paths
 
 _LOCK = "lock"
@@ -45,17 +46,14 @@ def node_folder(settings: Settings, node_name: str) -> Path:
 def agent_pid(folder: Path) -> int | None:
     """Process id of the agent that runs in a node's folder; None where none does.
 
-    Looks without taking the lock, which would be in a starting agent's way.
+    Looks without trying the lock, which would be in a starting agent's way.
     """
     try:
-        found = (folder / _LOCK).stat()
-        rows = Path("/proc/locks").read_text(encoding="ascii").splitlines()
-    except OSError:
+        pid, started = (folder / _LOCK).read_text(encoding="ascii").split()
+    except (OSError, ValueError):
         return None
-    wanted = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
-    # "1: FLOCK  ADVISORY  WRITE 8815 00:1a:77 0 EOF"; one that waits for a lock has "->" before FLOCK
-    held = [row.split() for row in rows if " FLOCK " in row and "->" not in row]
-    return next((int(words[4]) for words in held if wanted in words), None)
+    seen = procfs.process(int(pid)) if pid.isdigit() else None
+    return seen.pid if seen is not None and str(seen.started) == started and seen.state not in "ZX" else None
 
 
 def lock_node(path: Path, name: str) -> int:
@@ -72,4 +70,8 @@ def lock_node(path: Path, name: str) -> int:
             f"an agent of node {name!r} runs already with this data folder: stop it, or give this node "
             "another name in farm.toml"
         ) from None
+    # by whom, for agent_pid: a pid with its start time is never somebody else's
+    own = procfs.process(os.getpid())
+    os.ftruncate(fd, 0)
+    os.write(fd, f"{os.getpid()} {own.started if own is not None else 0}".encode("ascii"))
     return fd
