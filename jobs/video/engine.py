@@ -12,26 +12,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from farm.errors import DeviceUnavailable, ParkRequested, PermanentFailure
+from farm.errors import DeviceUnavailable, PermanentFailure
 from jobs.engine import Host, TaskContext
 from jobs.video import caching, calls, checkpoint, loras, payload, preview, speed
 from jobs.video.attention import Attention
 from jobs.video.checkpoint import Snapshot
 from jobs.video.frames_out import FramesOut
 from jobs.video.inputs import read_inputs
+from jobs.video.loop import DENOISED, Loop
 from jobs.video.memory import explained
 from jobs.video.payload import OUTPUT, Generation
 from jobs.video.pipelines import Loaded
 from jobs.video.prompts import PromptCache, refuse_long
-from jobs.video.replay import OtherInputs, Run
+from jobs.video.replay import OtherInputs
 from jobs.video.residency import Residency
-from jobs.video.saving import Saver
-from jobs.video.watch import Watch, check_frames
+from jobs.video.watch import check_frames
 
 torch: Any = importlib.import_module("torch")
-
-_DENOISED: float = 0.9
-"""Share of a task's progress that the denoise loop is; the rest is decoding and writing."""
 
 
 @dataclass(slots=True)
@@ -144,56 +141,13 @@ class VideoEngine:
         host, generation = film.host, film.generation
         # on the host whatever the device: the same noise on every kind of GPU
         generator = torch.Generator().manual_seed(generation.seed)
-        watch = Watch(loaded.device)
-        hooked = caching.hooked(generation)
-        exact = generation.model.facts.resume == "exact"
-        saver = Saver(host, generation.checkpoint_every, film.environment, exact_steps_only=hooked)
-        exactly_here = not film.facts.get("differences")
-
-        def boundary(run: Run) -> None:
-            watch.passing()
-            film.stage.append("denoise")
-            if exact:
-                saver.boundary(run)
-            host.check()
-
-        def stepped(index: int, latents: Any) -> None:
-            watch.stepped(index, latents)
-            if hooked and (index + 1) % generation.checkpoint_every == 0:
-                caching.clear(denoisers)
-            if previews is not None:
-                previews.offer(latents)
-            host.progress(_DENOISED * (index + 1) / run.total, f"step {index + 1} of {run.total}")
-
-        def decoding() -> None:
-            watch.denoised()
-            film.stage.append("decode")
-            host.check()
-
-        run = Run(
-            view,
-            [generator],
-            resume=saved,
-            boundary=boundary,
-            stepped=stepped,
-            decoding=decoding,
-            cache=caching.schedule_of(generation),
-            same_environment=exactly_here,
-        )
-        with self._previews(film, loaded) as previews, torch.inference_mode():
-            try:
-                given = calls.arguments(view, generation, generator, pictures)
-                with run:
-                    frames = view(**given).frames
-                watch.denoised()
-            except ParkRequested:
-                if exact:
-                    saver.park(run)
-                raise
-            except BaseException:
-                saver.abandon()
-                raise
-        saver.finish()
+        given = calls.arguments(view, generation, generator, pictures)
+        with self._previews(film, loaded) as previews:
+            loop = Loop(
+                host, generation, view, denoisers, loaded.device, film.environment, previews, film.stage
+            )
+            frames = loop.call(given, generator, saved, strict=not film.facts.get("differences"))
+        watch, saver = loop.watch, loop.saver
         decoded = time.perf_counter()
         black = check_frames(frames)
         if frames.shape[1] != generation.frames:
@@ -257,7 +211,7 @@ class VideoEngine:
         numbers = list(task.frames or ())
         scratch, started = host.scratch, time.time()
         peak = torch.cuda.max_memory_allocated() if frames.is_cuda else None
-        share = (1 - _DENOISED) / max(1, len(numbers))
+        share = (1 - DENOISED) / max(1, len(numbers))
         last = time.perf_counter()
 
         def path_of(index: int) -> Path:
@@ -268,13 +222,13 @@ class VideoEngine:
             now = time.perf_counter()
             host.publish(index + 1, {OUTPUT: path}, started_at=started, duration_s=now - last, peak_vram=peak)
             last = now
-            host.progress(min(1.0, _DENOISED + share * (index + 1)), f"frame {index + 1}")
+            host.progress(min(1.0, DENOISED + share * (index + 1)), f"frame {index + 1}")
 
         text = {"Software": "Stillframe", "generation": json.dumps(described, ensure_ascii=False)}
         out.write(
             frames[0], generation.bits, path_of, text, [number - 1 for number in numbers], written, host.check
         )
-        film.facts["seconds"] |= {"copy": round(out.copy_s, 4), "write": round(out.write_s, 4)}
+        film.facts["seconds"] |= {"write": round(out.write_s, 4)}
         film.facts["peak_vram"] = peak
         report = {
             "job": task.job_id,

@@ -54,6 +54,7 @@ class FrameRing:
         self._memory: Any = mmap.mmap(self.fd, self.nbytes)
         self._bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
         self.locked = False
+        self._stream: Any = None
         if torch.device(device).type == "cuda":
             code = torch.cuda.cudart().cudaHostRegister(self._bytes.data_ptr(), self.nbytes, 0)
             if int(code) != 0:
@@ -69,6 +70,36 @@ class FrameRing:
         size = count * dtype.itemsize
         start = index * self.frames * self.frame_bytes
         return self._bytes[start : start + size].view(dtype).view(shape)
+
+    def fill(self, chunk: int, frames: Any, indices: list[int], bits: int) -> Any:
+        """Make frames ``indices`` integers and copy them into a chunk.
+
+        Returns an event that is done when they are there, ``None`` where they are already: on a GPU chunks
+        are copied by a stream of their own, while the next ones are converted.
+        """
+        contiguous = indices == list(range(indices[0], indices[-1] + 1))
+        whole = to_integers(frames[indices[0] : indices[-1] + 1] if contiguous else frames[indices], bits)
+        size = whole[0].numel() * whole.element_size()
+        target = self.chunk(chunk, torch.uint8, (len(indices), self.frame_bytes))
+        source = whole.view(torch.uint8).view(len(indices), size)
+        pairs = (
+            [(target, source)]
+            if size == self.frame_bytes
+            else list(zip(target[:, :size], source, strict=True))
+        )
+        if not self.locked:
+            for place, data in pairs:
+                place.copy_(data)
+            return None
+        if self._stream is None:
+            self._stream = torch.cuda.Stream()
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            for place, data in pairs:
+                place.copy_(data, non_blocking=True)
+        # its memory must not be given to the next chunk while it is still being read
+        source.record_stream(self._stream)
+        return self._stream.record_event()
 
     def offset(self, chunk: int, frame: int) -> int:
         """Where a frame of a chunk begins, in bytes."""
@@ -177,8 +208,8 @@ class FramesOut:
         self._threads = threads
         self._ring: FrameRing | None = None
         self._encoders: Encoders | None = None
-        self.copy_s = 0.0
-        """Seconds that the last film's frames took to be converted and copied."""
+        self.write_s = 0.0
+        """Seconds from the last film's first frame to its last file."""
 
     @property
     def pids(self) -> list[int]:
@@ -188,8 +219,8 @@ class FramesOut:
     def prepare(self, width: int, height: int, bits: int, device: Any) -> int:
         """Make ready for frames of that size; bytes of the ring. Begun early, children start meanwhile."""
         frame_bytes = width * height * 3 * (bits // 8)
-        # pages of their own for each frame
-        frame_bytes += -frame_bytes % mmap.PAGESIZE
+        # aligned for every sample type; most sizes need no filling, and go in one copy
+        frame_bytes += -frame_bytes % 64
         wanted = torch.device(device).type == "cuda"
         ring, encoders = self._ring, self._encoders
         fits = ring is not None and ring.frame_bytes == frame_bytes and ring.locked == wanted
@@ -225,65 +256,49 @@ class FramesOut:
         chunk_of: dict[Path, int] = {}
         told: deque[int] = deque(wanted)
         done: dict[int, Path] = {}
+        copying: deque[tuple[int, list[int], Any]] = deque()
         ready: deque[tuple[int, int, int]] = deque()
         began = time.perf_counter()
-        self.copy_s = 0.0
         try:
-            while told:
-                check()
-                while left and free_chunks and not ready:
-                    chunk, took = free_chunks.popleft(), time.perf_counter()
-                    # the ring holds whole frames at page borders: copy each to its own place
-                    indices = [left.popleft() for _ in range(min(ring.frames, len(left)))]
-                    self._copy(frames, indices, bits, ring, chunk)
-                    self.copy_s += time.perf_counter() - took
-                    in_chunk[chunk] = len(indices)
-                    ready.extend((chunk, place, index) for place, index in enumerate(indices))
-                while ready and encoders.free:
-                    chunk, place, index = ready.popleft()
-                    path = path_of(index)
-                    finished[path], chunk_of[path] = index, chunk
-                    encoders.ask(
-                        offset=ring.offset(chunk, place),
-                        width=width,
-                        height=height,
-                        bits=bits,
-                        path=str(path),
-                        text=dict(text),
-                    )
-                for path in encoders.answers(0.05 if encoders.busy else 0.0):
-                    done[finished.pop(path)] = path
-                    chunk = chunk_of.pop(path)
-                    in_chunk[chunk] -= 1
-                    if not in_chunk[chunk]:
-                        free_chunks.append(chunk)
-                while told and told[0] in done:
-                    index = told.popleft()
-                    written(index, done.pop(index))
+            with torch.inference_mode():
+                while told:
+                    check()
+                    while left and free_chunks:
+                        chunk = free_chunks.popleft()
+                        indices = [left.popleft() for _ in range(min(ring.frames, len(left)))]
+                        in_chunk[chunk] = len(indices)
+                        copying.append((chunk, indices, ring.fill(chunk, frames, indices, bits)))
+                    while copying and (not ready or copying[0][2] is None or copying[0][2].query()):
+                        chunk, indices, copied = copying.popleft()
+                        if copied is not None:
+                            copied.synchronize()
+                        ready.extend((chunk, place, index) for place, index in enumerate(indices))
+                    while ready and encoders.free:
+                        chunk, place, index = ready.popleft()
+                        path = path_of(index)
+                        finished[path], chunk_of[path] = index, chunk
+                        encoders.ask(
+                            offset=ring.offset(chunk, place),
+                            width=width,
+                            height=height,
+                            bits=bits,
+                            path=str(path),
+                            text=dict(text),
+                        )
+                    for path in encoders.answers(0.05 if encoders.busy else 0.0):
+                        done[finished.pop(path)] = path
+                        chunk = chunk_of.pop(path)
+                        in_chunk[chunk] -= 1
+                        if not in_chunk[chunk]:
+                            free_chunks.append(chunk)
+                    while told and told[0] in done:
+                        index = told.popleft()
+                        written(index, done.pop(index))
         except BaseException:
             # whatever the children still answer belongs to a film that is over
             self.close()
             raise
         self.write_s = time.perf_counter() - began
-
-    def _copy(self, frames: Any, indices: list[int], bits: int, ring: FrameRing, chunk: int) -> None:
-        _, _, height, width = frames.shape
-        contiguous = indices == list(range(indices[0], indices[-1] + 1))
-        picked = frames[indices[0] : indices[-1] + 1] if contiguous else frames[indices]
-        whole = to_integers(picked, bits)
-        size = height * width * 3 * (bits // 8)
-        stride = ring.frame_bytes
-        target = ring.chunk(chunk, torch.uint8, (len(indices), stride))[:, :size]
-        source = whole.view(torch.uint8).view(len(indices), size)
-        if stride == size:
-            target.copy_(source, non_blocking=ring.locked)
-        else:
-            for place in range(len(indices)):
-                target[place].copy_(source[place], non_blocking=ring.locked)
-        if ring.locked:
-            event = torch.cuda.Event()
-            event.record()
-            event.synchronize()
 
     def close(self) -> None:
         """End the children and give the memory back."""
