@@ -7,7 +7,8 @@ import { duration, size } from "../format.js";
 export function showFilms(panel, artifacts, ended) {
   if (!panel.firstElementChild) panel.append(h("div", { class: "films" }), h("ul", { class: "panel files" }), h("div"));
   const [films, files, empty] = panel.children;
-  const isFilm = (one) => one.media_type.startsWith("video/");
+  // a lossless master is a film that no browser plays
+  const isFilm = (one) => ["video/mp4", "video/webm"].includes(one.media_type);
   keyed(films, artifacts.filter(isFilm), (one) => one.id, film, () => {});
   const rest = artifacts.filter((one) => !isFilm(one));
   keyed(files, rest, (one) => one.id, file, () => {});

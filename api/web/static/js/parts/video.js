@@ -33,7 +33,8 @@ export function showVideo(holder, job, steps) {
       node.querySelector("b").textContent = `seed ${step.name.slice(5)}`;
       fill(node.querySelector("p span"), stateMark(step.state));
       const note = node.querySelector(".still span");
-      if (step.state !== "running") note.textContent = { done: "made", waiting: "waits for a slot" }[step.state] ?? step.state;
+      if (spec.size) node.querySelector(".still").style.aspectRatio = `${spec.size[0]} / ${spec.size[1]}`;
+      if (step.state !== "running") note.textContent = { done: "", waiting: "waits for a slot" }[step.state] ?? step.state;
       if (step.state === "done" && node.dataset.shown !== "frame") showFrame(node, step);
     });
 }
