@@ -18,12 +18,14 @@ from gpu_pinning.interrupts import interrupt_moves
 from gpu_pinning.machine import Gpu, MigInstance, Topology
 from gpu_pinning.neighbour_seats import leave_undeclared, seat_neighbour
 from gpu_pinning.observed import ObservedNeighbour
-from gpu_pinning.plan import GpuInUse, Plan, Refusal, SlotPlan
+from gpu_pinning.plan import GpuInUse, Plan, Refusal, Sharing, SlotPlan
 from gpu_pinning.sharing import Place
 from gpu_pinning.wishes import SlotWish, Wishes, default_slots
 
 __all__ = ["busy_reason", "make_plan"]
 _GPU_SLOT_CORES = 4
+COPY_RATE = "STILLFRAME_COPY_BYTES_PER_S"
+"""Environment variable with the pace of copies; engines keep to it."""
 
 
 def make_plan(
@@ -172,11 +174,24 @@ def _slot(board: Board, wish: SlotWish, name: str, *, may_share: bool) -> SlotPl
             reason="placement.device_fence is required and this machine gives no right for it",
             fix="run the node agent as root or with delegated cgroups (`farm node install`)",
         )
+    if rate := _copy_rate(board, pairs):
+        slot = slot.model_copy(update={"environment": {**slot.environment, COPY_RATE: str(rate)}})
     _take(board, slot, wish, cores, nodes)
     slot = slot.model_copy(update={"guarantee": grade})
     board.slots[name] = slot
     board.sharing += pairs
     return slot
+
+
+def _copy_rate(board: Board, pairs: list[Sharing]) -> int:
+    """How fast the slot may copy to and from its GPU; 0: as fast as it goes."""
+    decode = {neighbour.name for neighbour in board.neighbours if neighbour.role == "decode"}
+    shared = any(
+        pair.neighbour in decode and share.startswith("PCIe switch")
+        for pair in pairs
+        for share in pair.shares
+    )
+    return board.wishes.placement.copy_rate if shared else 0
 
 
 def _take(board: Board, slot: SlotPlan, wish: SlotWish, cores: set[int], nodes: tuple[int, ...]) -> None:

@@ -98,6 +98,9 @@ class PlacementWish(_Strict):
     share_cores: bool = False
     """Slots that find no free core sit on the cores of other slots, never of neighbours: for small
     machines."""
+    copy_rate: Annotated[int, BeforeValidator(parse_size), Field(ge=0)] = 4 << 30
+    """Bytes per second between a GPU and the host in slots that share a PCIe switch with a decode neighbour;
+    0: as fast as it goes."""
     device_fence: Literal["required", "try"] = "try"
     """``required`` refuses to start a slot whose device nodes cannot be fenced."""
 

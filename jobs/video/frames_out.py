@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from farm.errors import TaskFailed
+from jobs.pacing import CopyPace
 
 torch: Any = importlib.import_module("torch")
 
@@ -207,6 +208,7 @@ class FramesOut:
     def __init__(self, threads: int) -> None:
         self._threads = threads
         self._ring: FrameRing | None = None
+        self._pace = CopyPace.of_environment()
         self._encoders: Encoders | None = None
         self.write_s = 0.0
         """Seconds from the last film's first frame to its last file."""

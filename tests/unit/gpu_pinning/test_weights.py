@@ -64,7 +64,7 @@ def test_the_weight_is_written_and_read_back(tmp_path: Path, monkeypatch: pytest
 
     def make_with_file() -> None:
         made()
-        (fence.group.folders["cpu"] / "cpu.weight").write_text("100")
+        (fence.group.folders["cpu"] / "cpu.weight").write_text("")
 
     monkeypatch.setattr(fence.group, "make", make_with_file)
     rows = fence.apply()
