@@ -55,6 +55,7 @@ class FrameRing:
         self._memory: Any = mmap.mmap(self.fd, self.nbytes)
         self._bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
         self.locked = False
+        self._pace = CopyPace.of_environment()
         self._stream: Any = None
         if torch.device(device).type == "cuda":
             code = torch.cuda.cudart().cudaHostRegister(self._bytes.data_ptr(), self.nbytes, 0)
@@ -90,14 +91,14 @@ class FrameRing:
         )
         if not self.locked:
             for place, data in pairs:
-                place.copy_(data)
+                self._pace.copy(place, data, page_locked=False)
             return None
         if self._stream is None:
             self._stream = torch.cuda.Stream()
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             for place, data in pairs:
-                place.copy_(data, non_blocking=True)
+                self._pace.copy(place, data, page_locked=True)
         # its memory must not be given to the next chunk while it is still being read
         source.record_stream(self._stream)
         return self._stream.record_event()
@@ -208,7 +209,6 @@ class FramesOut:
     def __init__(self, threads: int) -> None:
         self._threads = threads
         self._ring: FrameRing | None = None
-        self._pace = CopyPace.of_environment()
         self._encoders: Encoders | None = None
         self.write_s = 0.0
         """Seconds from the last film's first frame to its last file."""

@@ -31,10 +31,11 @@ def test_values_are_rounded_to_the_nearest_level() -> None:
     assert to_integers(values, 16)[3:, 0, 0, 0].tolist() == [32768, 65535, 65535, 0]
 
 
-@pytest.mark.parametrize("width", [32, 37])
+@pytest.mark.parametrize(("width", "pace"), [(32, "0"), (37, "0"), (37, "100000000")])
 def test_more_frames_than_the_ring_holds_come_out_in_order(
-    width: int, out: FramesOut, tmp_path: Path
+    width: int, pace: str, out: FramesOut, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("STILLFRAME_COPY_BYTES_PER_S", pace)
     frames = torch.rand(61, 3, 16, width, generator=torch.Generator().manual_seed(0))
     wanted = [index for index in range(61) if index != 30]
     order: list[int] = []
