@@ -59,6 +59,8 @@ def check(use: Services, who: Principal, body: JobSubmit) -> Checked:
         model_names=lambda: _model_names(use),
     )
     plan = kind.expand(spec, context)
+    if not missing:
+        kind.check_attachments(spec, plan, lambda path: use.store.path(body.assets[path]))
     submission = Submission(
         name=body.name,
         kind=body.kind,

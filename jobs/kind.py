@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, cast
 
 from pydantic import BaseModel, ValidationError
@@ -54,6 +56,7 @@ class Kind:
     - ``expand.py``: ``expand(spec, context) -> JobPlan`` and, where the kind has deferred steps,
       ``expand_deferred(spec, step_name, results, context) -> StepPlan``.
     - ``engine.py``: ``create() -> Engine``.
+    - ``attachments.py``, where the kind has it: ``check(spec, plan, file)``.
     """
 
     name: str
@@ -73,6 +76,14 @@ class Kind:
     def expand(self, spec: BaseModel, context: ExpandContext) -> JobPlan:
         """Spec to steps and tasks."""
         return cast(JobPlan, importlib.import_module(f"{self.package}.expand").expand(spec, context))
+
+    def check_attachments(self, spec: BaseModel, plan: JobPlan, file: Callable[[str], Path | None]) -> None:
+        """Look at assets before the job is stored, where the kind can (``attachments.py``); cheap, light.
+
+        ``file`` maps a job path to a local file. Raises :class:`farm.errors.InvalidSpec`.
+        """
+        if importlib.util.find_spec(f"{self.package}.attachments") is not None:
+            importlib.import_module(f"{self.package}.attachments").check(spec, plan, file)
 
     def expand_deferred(
         self, spec: BaseModel, step_name: str, results: list[dict[str, Any]], context: ExpandContext

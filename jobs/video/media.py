@@ -107,6 +107,20 @@ def _srgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
+def check_shape(width: float, height: float, size: tuple[int, int], fit: Fit, label: str) -> float:
+    """How much wider an input is than the film (1: the same shape).
+
+    Raises :class:`farm.errors.PermanentFailure` where ``fit`` is ``scale`` and the shapes differ.
+    """
+    ratio = (width / height) / (size[0] / size[1])
+    if fit == "scale" and abs(math.log(ratio)) > RATIO_SLACK:
+        raise PermanentFailure(
+            f"{label} is {round(width)}x{round(height)}, and the film {size[0]}x{size[1]} has another shape; "
+            "set fit to crop, pad or stretch, or give the film the shape of the input"
+        )
+    return ratio
+
+
 def fitted(
     image: Image.Image, size: tuple[int, int], fit: Fit, label: str, aspect: float = 1.0
 ) -> Image.Image:
@@ -117,12 +131,7 @@ def fitted(
     width, height = image.width * aspect, float(image.height)
     if (image.width, image.height) == size and aspect == 1.0:
         return image
-    ratio = (width / height) / (size[0] / size[1])
-    if fit == "scale" and abs(math.log(ratio)) > RATIO_SLACK:
-        raise PermanentFailure(
-            f"{label} is {round(width)}x{round(height)}, and the film {size[0]}x{size[1]} has another shape; "
-            "set fit to crop, pad or stretch, or give the film the shape of the input"
-        )
+    ratio = check_shape(width, height, size, fit, label)
     if fit == "crop":
         keep_w, keep_h = image.width, image.height
         if ratio > 1:

@@ -226,3 +226,41 @@ def test_a_preview_is_shown_while_it_lasts(models: Farm) -> None:
     fresh.replace(path)
     assert models.call.get(address, headers=same).content == picture(20)
     assert models.as_("read", project="other").get(address).status_code == 404
+
+
+def test_an_attachment_that_cannot_serve_is_refused_at_the_door(models: Farm, tmp_path: Path) -> None:
+    def submit(model: str, path: str, data: bytes, **fields: Any) -> Any:
+        spec = {"model": model, "prompt": "a", "size": "64x48", "frames": 5, **fields}
+        body = {"kind": "video", "name": "f", "project": "default", "spec": spec}
+        return models.call.post("/v1/jobs", json={**body, "assets": {path: models.upload(data)}})
+
+    wide = submit("wan-i", "a.png", picture(size=(96, 48)), image="a.png").json()["errors"]
+    assert [(f["pointer"], "set fit to crop" in f["message"]) for f in wide] == [("/spec/image", True)]
+    assert submit("wan-i", "a.png", picture(size=(96, 48)), image="a.png", fit="crop").status_code == 201
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    buffer = io.BytesIO()
+    Image.new("RGB", (48, 64)).save(buffer, "JPEG", exif=exif)
+    # stored 48x64, shown 64x48
+    assert submit("wan-i", "a.jpg", buffer.getvalue(), image="a.jpg").status_code == 201
+    assert "cannot be read" in submit("wan-i", "a.png", b"no picture", image="a.png").json()["detail"]
+
+    def lora(width: int, block: int = 0, name: str = "blocks") -> bytes:
+        base = f"transformer.{name}.{block}.attn1.to_q"
+        pair = {f"{base}.lora_A.weight": (4, width), f"{base}.lora_B.weight": (width, 4)}
+        return made.safetensors(tmp_path / "l.safetensors", pair).read_bytes()
+
+    def with_lora(data: bytes) -> Any:
+        return submit("wan", "l.safetensors", data, loras=[{"path": "l.safetensors"}])
+
+    # Wan 2.1 1.3B: 30 blocks of 1,536 channels
+    assert with_lora(lora(1536, 29)).status_code == 201
+    for data, message in (
+        (lora(5120), "reads 5120 channels, and this one has 1536"),
+        (lora(1536, 39), "it changes block 39, and this one has 30"),
+        (lora(2048, name="transformer_blocks"), "is a LoRA for LTX, CogVideoX"),
+        (lora(1536)[:-1], "was cut short"),
+        (made.safetensors(tmp_path / "m.safetensors", {"a.weight": (2, 2)}).read_bytes(), "is no LoRA"),
+    ):
+        fault = with_lora(data).json()["errors"][0]
+        assert fault["pointer"] == "/spec/loras/0/path" and message in fault["message"], fault
