@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+import weakref
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable
 from typing import Protocol, TypeVar
 
 import anyio
 import anyio.to_thread
 import structlog
+
+from api.problems import HttpProblem
 
 POLL_S = 1.0
 READERS = 8
@@ -38,6 +42,29 @@ class LiveFeed:
         self._closing: asyncio.Event | None = None
         self._waiters: set[asyncio.Event] = set()
         self._limiter: anyio.CapacityLimiter | None = None
+        self._streams: Counter[str] = Counter()
+
+    def admit(self, owner: str, most: int, messages: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+        """Count a stream of this owner for as long as it lives; call it on the event loop.
+
+        Raises :class:`api.problems.HttpProblem` (429) where ``most`` are open already.
+        """
+        if self._streams[owner] >= most:
+            raise HttpProblem(
+                429,
+                "too-many-streams",
+                f"this key has {most} streams open, the most at once (FARM_MAX_STREAMS): close some, or wait",
+                headers={"Retry-After": "5"},
+            )
+        self._streams[owner] += 1
+        # also for one that is dropped before its first message, whose own clean-up would never run
+        weakref.finalize(messages, self._leave, owner)
+        return messages
+
+    def _leave(self, owner: str) -> None:
+        self._streams[owner] -= 1
+        if self._streams[owner] <= 0:
+            del self._streams[owner]
 
     @property
     def closing(self) -> bool:

@@ -133,6 +133,14 @@ def newest_id(conn: sa.Connection) -> int:
     return conn.scalar(sa.select(newest.c.id)) or 0
 
 
+def forgotten_after(conn: sa.Connection, last_id: int) -> bool:
+    """Whether events that came after this id may have been forgotten since; never for 0, the beginning."""
+    if not last_id or conn.scalar(sa.select(events.c.id).where(events.c.id == last_id)) is not None:
+        return False
+    oldest = conn.scalar(sa.select(sa.func.min(events.c.id)))
+    return oldest is None or oldest > last_id + 1
+
+
 def forget_before(conn: sa.Connection, at: float) -> int:
     """Delete events older than ``at`` (seconds since the epoch); returns how many."""
     return conn.execute(events.delete().where(events.c.at < at)).rowcount

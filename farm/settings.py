@@ -32,6 +32,18 @@ class Settings(BaseSettings):
     allowed_hosts: str = Field(
         default="", description="Further Host names that the API answers to, by comma."
     )
+    behind_tls: bool = Field(
+        default=False,
+        description="A proxy that speaks TLS stands before the API: session cookies travel over it alone.",
+    )
+    max_streams: int = Field(
+        default=64, ge=1, description="Most event and log streams that one key may have open at an API."
+    )
+    sandbox: Literal["auto", "bubblewrap", "plain"] = Field(
+        default="auto",
+        description="How scene children are confined: `bubblewrap` or nothing runs, `plain` without it, "
+        "`auto` with it where it works.",
+    )
     log_level: str = Field(
         default="info", description="How much the processes say: debug, info, warning, error."
     )
@@ -146,8 +158,9 @@ class Settings(BaseSettings):
 
     @property
     def logs(self) -> Path:
-        """Folder of attempt logs; lies beside the store's contents so that every node reaches it."""
-        return self.data / "logs"
+        """Folder of attempt logs: in a store that is a folder of its own, so that all of a fleet reach it."""
+        folder = self.store_url.removeprefix("file://")
+        return Path(folder) / "logs" if folder and "://" not in folder else self.data / "logs"
 
     @property
     def previews(self) -> Path:

@@ -17,6 +17,13 @@ from farm.records import AttemptReport
 from farm.states import AttemptState
 from workers.disks import Disks, tells_of_full_disk
 
+_EXTRAS = {
+    **dict.fromkeys(("mitsuba", "mitsuba_oidn", "drjit", "OpenEXR", "trimesh", "av"), "render"),
+    **dict.fromkeys(("torch", "diffusers", "transformers", "peft", "safetensors"), "video"),
+    **dict.fromkeys(("pycolmap", "gsplat"), "nerf"),
+}
+"""Which extra brings a module that is missing."""
+
 
 def describe(error: Exception, report: AttemptReport) -> str | None:
     """Write into the report what the error means; the lines for the attempt's log, None where it has none.
@@ -37,6 +44,9 @@ def describe(error: Exception, report: AttemptReport) -> str | None:
     if isinstance(error, OSError) and tells_of_full_disk(error):
         where = error.filename or "while a frame was written"
         error = OutOfSpace(f"the disk is full ({where}): free some space or run `farm gc`")
+    if isinstance(error, ModuleNotFoundError) and (extra := _EXTRAS.get(str(error.name).partition(".")[0])):
+        error = NotInstalled(f"{error} on this node: pip install 'stillframe[{extra}]'")
+        report.permanent = True
     if isinstance(error, FarmError):
         report.error_type, report.error = error.slug, error.message
         return f"failed: {error.message}"

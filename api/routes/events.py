@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from functools import partial
 from typing import Annotated, Any
 
@@ -53,7 +53,8 @@ async def follow_events(
     """What happens, as it happens; without Last-Event-ID from now on.
 
     A message's event name is the type, its id the event's, its data `{at, project_id, job_id, step_id,
-    task_id, slot_id, node_id, data}`. A comment comes every 15 s when nothing else does.
+    task_id, slot_id, node_id, data}`. A comment comes every 15 s when nothing else does. The message `gap`
+    comes first where events after Last-Event-ID are not kept any more: read what you show anew.
     """
     start = after
     if last_event_id is not None:
@@ -61,24 +62,31 @@ async def follow_events(
             raise invalid_parameter("header", "Last-Event-ID", f"{last_event_id[:40]!r} is no event's id")
         start = int(last_event_id)
 
-    def begin() -> tuple[int, EventFilter]:
+    def begin() -> tuple[int, EventFilter, bool]:
         with use.db.read() as conn:
             if job is not None:
                 visible.job(conn, who, job)
             node_id = visible.node(conn, node)["id"] if node is not None else None
             where = EventFilter(project_id=who.project_id, job_id=job, node_id=node_id, types=tuple(type))
-            return (events.newest_id(conn) if start is None else start), where
+            if start is None:
+                return events.newest_id(conn), where, False
+            return start, where, events.forgotten_after(conn, start)
 
-    last, where = await run_in_threadpool(begin)
-    return sse.stream(_follow(request, use, who, last, where))
+    last, where, gap = await run_in_threadpool(begin)
+    messages = _follow(request, use, who, last, where, gap)
+    return sse.stream(use.feed.admit(who.key_id, use.settings.max_streams, messages))
 
 
 async def _follow(
-    request: Request, use: Services, who: Principal, last: int, where: EventFilter
-) -> AsyncIterator[bytes]:
+    request: Request, use: Services, who: Principal, last: int, where: EventFilter, gap: bool
+) -> AsyncGenerator[bytes]:
     feed = use.feed
     quiet_since = checked = time.monotonic()
     yield sse.RETRY + sse.HEARTBEAT
+    if gap:
+        yield sse.message(
+            {"after": last, "detail": "events after this one are not kept any more"}, event="gap"
+        )
     while not feed.closing:
         try:
             found, last = await feed.read(partial(_read, use, last, where))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -177,12 +177,13 @@ async def follow_log(
             return visible.attempt(conn, who, attempt_id)["ended_at"] is not None
 
     ended = await run_in_threadpool(look)
-    return sse.stream(_tail(request, use, who, attempt_id, start, ended))
+    messages = _tail(request, use, who, attempt_id, start, ended)
+    return sse.stream(use.feed.admit(who.key_id, use.settings.max_streams, messages))
 
 
 async def _tail(
     request: Request, use: Services, who: Principal, attempt_id: str, start: int, ended: bool
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes]:
     feed = use.feed
     since_beat = since_check = 0.0
     yield sse.RETRY

@@ -30,7 +30,7 @@ def open_session(request: Request, response: Response, body: Login, use: Use) ->
         opened.token,
         max_age=int(sessions.LIFETIME_S),
         path="/",
-        secure=request.url.scheme == "https",
+        secure=use.settings.behind_tls or request.url.scheme == "https",
         httponly=True,
         samesite="strict",
     )
@@ -44,13 +44,14 @@ def read_session(use: Use, who: Anyone) -> Session:
 
 
 @router.delete("/session", tags=["session"], status_code=204, response_class=Response)
-def close_session(use: Use, who: Anyone) -> Response:
+def close_session(request: Request, use: Use, who: Anyone) -> Response:
     """Sign out: the session ends and its cookie is removed."""
     if who.session_id is not None:
         with use.db.write() as conn:
             sessions.close_session(conn, who.session_id)
     response = Response(status_code=204)
-    response.delete_cookie(auth.COOKIE, path="/", httponly=True, samesite="strict")
+    secure = use.settings.behind_tls or request.url.scheme == "https"
+    response.delete_cookie(auth.COOKIE, path="/", secure=secure, httponly=True, samesite="strict")
     return response
 
 

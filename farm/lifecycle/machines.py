@@ -256,17 +256,25 @@ def node_seen(conn: sa.Connection, node_id: str, beats: Mapping[str, float] | No
 
 
 def node_down(conn: sa.Connection, unseen_s: float) -> list[str]:
-    """Nodes that gave no sign of life for ``unseen_s`` seconds are down, and their slots dead; their ids."""
+    """Nodes that gave no sign of life for ``unseen_s`` seconds are down, and their slots dead; their ids.
+
+    A node that people drain stays so, for its next agent as well; only its slots are dead then.
+    """
+    unseen = nodes.c.seen_at < db_now() - unseen_s
     gone = conn.execute(
         nodes.update()
-        .where(nodes.c.state != "down", nodes.c.seen_at < db_now() - unseen_s)
+        .where(nodes.c.state == "up", unseen)
         .values(state="down")
         .returning(nodes.c.id, nodes.c.name)
     ).all()
     for node_id, name in sorted(gone):
         events.emit(conn, "node.state", node_id=node_id, data={"state": "down", "name": name})
         retire_slots(conn, node_id, keep=[])
-    return [node_id for node_id, _ in gone]
+    drained = conn.scalars(
+        sa.select(nodes.c.id).where(nodes.c.state.in_(["draining", "drained"]), unseen).order_by(nodes.c.id)
+    ).all()
+    silent = [node_id for node_id in drained if retire_slots(conn, node_id, keep=[])]
+    return [*(node_id for node_id, _ in gone), *silent]
 
 
 def drain_node(conn: sa.Connection, node_id: str) -> None:

@@ -13,7 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from farm.errors import DeviceUnavailable, EscapedPath, PermanentFailure, TaskFailed, TimedOut
+from farm.errors import (
+    DeviceUnavailable,
+    EscapedPath,
+    NotInstalled,
+    PermanentFailure,
+    TaskFailed,
+    TimedOut,
+)
 from jobs.engine import Host
 from jobs.render.child_process import Child, ChildDied
 
@@ -155,7 +162,7 @@ class Held:
                 f"{self.limit / 2**30:.2f} GiB; raise memory_limit or make the scene smaller"
             )
 
-    def _error(self, answer: Mapping[str, Any], what: str) -> TaskFailed:
+    def _error(self, answer: Mapping[str, Any], what: str) -> TaskFailed | NotInstalled:
         """The farm's error for a child's; the child's own folders are taken out of the words."""
         words = str(answer.get("message", ""))
         for folder in {str(self.child.inputs), str(self.child.room.inputs)}:
@@ -166,11 +173,11 @@ class Held:
         return kind(words if words.startswith(what) else f"{what}: {words}")
 
 
-_ERRORS: Final[dict[str, type[TaskFailed]]] = {
+_ERRORS: Final[dict[str, type[TaskFailed] | type[NotInstalled]]] = {
     "permanent": PermanentFailure,
     "escaped": EscapedPath,
     "device": DeviceUnavailable,
-    "not_installed": TaskFailed,
+    "not_installed": NotInstalled,
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -143,6 +144,22 @@ def test_bytes_of_another_project_are_out_of_sight(farm: Farm) -> None:
     mine = farm.upload(b"my scene")
     farm.submit(project="other", assets={"a": mine})
     assert client.get(f"/v1/assets/{mine}").content == b"my scene"
+
+
+def test_behind_a_proxy_that_speaks_tls_the_cookie_travels_over_it_alone(farm: Farm) -> None:
+    key = {"key": farm.key("read")}
+    client = TestClient(farm.call.app, base_url=BASE)
+    assert "Secure" not in client.post("/v1/session", json=key).headers["set-cookie"]
+    app = farm.call.app
+    app.state.services = replace(
+        app.state.services, settings=farm.settings.model_copy(update={"behind_tls": True})
+    )
+    opened = client.post("/v1/session", json=key).headers
+    assert "Secure" in opened["set-cookie"]
+    client.headers["Cookie"] = opened["set-cookie"].partition(";")[0]
+    csrf = client.get("/v1/session").json()["csrf"]
+    closed = client.delete("/v1/session", headers={"X-CSRF-Token": csrf})
+    assert "Secure" in closed.headers["set-cookie"]
 
 
 def test_a_session_is_a_strict_cookie_with_a_csrf_token(farm: Farm) -> None:

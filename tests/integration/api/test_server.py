@@ -10,8 +10,8 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
@@ -105,6 +105,62 @@ def test_a_stream_resumes_after_the_event_seen_last(running: Running) -> None:
         got = [stream.next() for _ in range(len(seen) - seen.index(submitted[0]) - 1)]
     assert [body["job_id"] for _, kind, body in got if kind == "job.submitted"] == jobs[1:]
     assert [number for number, _, _ in got] == [event.id for event in seen[seen.index(submitted[0]) + 1 :]]
+
+
+def test_a_stream_says_when_what_it_missed_is_not_kept_any_more(running: Running) -> None:
+    farm = running.farm
+    for number in range(3):
+        farm.submit(name=f"job {number}")
+    with farm.db.write() as conn:
+        first, *_, newest = [event.id for event in events.read_after(conn, 0)]
+        conn.execute(t.events.delete().where(t.events.c.id < newest))
+    with reading(running, "/v1/events", **{"Last-Event-ID": str(first)}) as stream:
+        _, kind, body = stream.next()
+        assert (kind, body["after"]) == ("gap", first)
+        assert stream.next()[0] == newest
+
+
+@pytest.mark.parametrize("after", [0, -1])
+def test_a_stream_that_missed_nothing_hears_of_no_gap(running: Running, after: int) -> None:
+    farm = running.farm
+    farm.submit()
+    with farm.db.write() as conn:
+        seen = [event.id for event in events.read_after(conn, 0)]
+        conn.execute(t.events.delete().where(t.events.c.id < seen[-1]))
+        assert events.forgotten_after(conn, seen[-1] - 1) is False, "the next one is there"
+        assert events.forgotten_after(conn, seen[-1]) is False
+    begin = 0 if after == 0 else seen[-1]
+    with reading(running, f"/v1/events?after={begin}") as stream:
+        farm.submit(name="later")
+        kinds = [stream.next()[1] for _ in range(2 if after == 0 else 1)]
+    assert "gap" not in kinds
+
+
+def test_a_key_may_have_only_so_many_streams_open(running: Running) -> None:
+    app = running.server.config.app
+    app.state.services = replace(  # type: ignore[union-attr]
+        app.state.services,  # type: ignore[union-attr]
+        settings=running.farm.settings.model_copy(update={"max_streams": 2}),
+    )
+    with ExitStack() as stack:
+        client = stack.enter_context(running.client())
+        first = stack.enter_context(client.stream("GET", "/v1/events"))
+        stack.enter_context(client.stream("GET", "/v1/events"))
+        refused = client.get("/v1/events")
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "5")
+        assert refused.json()["type"] == "urn:stillframe:problem:too-many-streams"
+        assert "2 streams" in refused.json()["detail"]
+        other = running.client(trust_env=False)
+        other.headers["Authorization"] = f"Bearer {running.farm.key('read')}"
+        with other.stream("GET", "/v1/events") as response:
+            assert response.status_code == 200, "another key has streams of its own"
+        other.close()
+        first.close()
+        farm_feed = app.state.services.feed  # type: ignore[union-attr]
+        until(lambda: sum(farm_feed._streams.values()) <= 1, "the closed streams are counted off")
+        with client.stream("GET", "/v1/events") as response:
+            assert response.status_code == 200
+    running.stop()
 
 
 def test_a_stream_can_begin_at_the_first_event_and_be_filtered(running: Running) -> None:

@@ -139,6 +139,23 @@ def test_a_silent_node_is_down_and_up_again_when_it_speaks(world: World) -> None
     assert _node(world).state == "up"
 
 
+def test_a_drained_node_that_goes_silent_and_comes_back_is_still_drained(world: World) -> None:
+    with world.db.write() as conn:
+        machines.drain_node(conn, world.node_id)
+        conn.execute(nodes.update().values(seen_at=db_now() - 60))
+        assert machines.node_down(conn, 30.0) == [world.node_id]
+        assert machines.node_down(conn, 30.0) == [], "once"
+    assert (_node(world).state, _slot(world).state) == ("drained", "dead")
+    with world.db.write() as conn:
+        machines.node_seen(conn, world.node_id)
+        machines.register_node(conn, "node-1", {"cores": 8}, "agent-2")
+        machines.slot_ready(conn, world.slot_ids[0], "another", 1)
+    assert (_node(world).state, _slot(world).state) == ("drained", "idle")
+    with world.db.write() as conn:
+        machines.resume_node(conn, world.node_id)
+    assert _node(world).state == "up"
+
+
 def test_beats_are_written_as_ages(world: World) -> None:
     with world.db.write() as conn:
         machines.node_seen(conn, world.node_id, {world.slot_ids[0]: 5.0, world.slot_ids[1]: 0.0})

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from farm.errors import InvalidInput
-from farm.settings import settings
+from farm.settings import Settings, settings
 
 
 @pytest.fixture(autouse=True)
@@ -21,3 +22,16 @@ def test_a_value_of_the_wrong_type_names_the_variable(monkeypatch: pytest.Monkey
     monkeypatch.setenv("FARM_LEASE_S", "soon")
     with pytest.raises(InvalidInput, match=r"FARM_LEASE_S is 'soon': .*number"):
         settings()
+
+
+@pytest.mark.parametrize(
+    ("store_url", "logs"),
+    [
+        ("", "/data/logs"),
+        ("/mnt/farm", "/mnt/farm/logs"),
+        ("file:///mnt/farm", "/mnt/farm/logs"),
+        ("s3://bucket/farm", "/data/logs"),
+    ],
+)
+def test_logs_follow_a_store_that_is_a_folder(store_url: str, logs: str) -> None:
+    assert Settings(data=Path("/data"), store_url=store_url).logs == Path(logs)

@@ -128,6 +128,13 @@ def test_another_failure_is_the_disks_only_while_it_is_below_the_floor() -> None
         assert report.state is state
 
 
+@pytest.mark.parametrize(("module", "extra"), [("mitsuba.parser", "render"), ("torch", "video")])
+def test_a_module_that_is_not_installed_fails_at_once_and_names_the_extra(module: str, extra: str) -> None:
+    report = _report(ModuleNotFoundError(f"No module named {module!r}", name=module))
+    assert (report.state, report.permanent, report.error_type) == (AttemptState.FAILED, True, "not-installed")
+    assert f"pip install 'stillframe[{extra}]'" in (report.error or "")
+
+
 @pytest.mark.parametrize("error", [PermanentFailure("a bad scene"), NotInstalled("pip install it")])
 def test_a_permanent_failure_stays_one_on_a_full_disk(error: Exception) -> None:
     report = _report(error)

@@ -28,6 +28,8 @@ export function listen({ job, seen, again }) {
       // closed for good (an error answer, such as 503 at a restart): the browser will not try again
       if (source.readyState === EventSource.CLOSED) setTimeout(open, 2000);
     };
+    // events that came while this page was away are not kept any more
+    source.addEventListener("gap", () => again?.());
     for (const type of TYPES) {
       source.addEventListener(type, (event) => {
         lastId = event.lastEventId || lastId;
