@@ -188,6 +188,10 @@ def test_a_notice_of_preemption_parks_and_another_node_goes_on(chaos: Settings, 
         farm.stop_agent("one")
         farm.start_agent("one")
         until(lambda: _node_state(farm, "one") == "up", "the next agent takes work without anybody's doing")
+        # the other notice: a signal to the agent, whose slot has nothing to park
+        farm.wait_slots(1, node="one")
+        farm.agents["one"].send_signal(signal.SIGUSR2)
+        until(lambda: _node_state(farm, "one") == "drained", "SIGUSR2 drains the node too")
 
 
 def _node_state(farm: FarmUnderTest, name: str) -> str:

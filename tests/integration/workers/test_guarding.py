@@ -18,6 +18,7 @@ from gpu_pinning.guard.decide import Rung
 from gpu_pinning.guard.loop import FarmLoad, Hold
 from workers.guarding import Guarding, guard_cpus
 from workers.link import View
+from workers.load_turn import LOCK_VARIABLE
 from workers.node_config import NodeConfig
 from workers.node_folders import NodeFolders
 from workers.placement import Seating
@@ -214,6 +215,30 @@ def test_slots_stay_the_guards_until_the_database_says_that_they_are_free(
     link.view = View(slot_states={"slot_a": "busy", "slot_b": "busy"})
     guard.turn(time.monotonic() + 2)
     assert guard.wish(slot) is None
+
+
+def test_another_plan_is_watched_and_what_the_old_one_held_is_let_go(
+    scene: tuple[Guarding, dict[str, Slot], Link], tmp_path: Path
+) -> None:
+    guard, slots, link = scene
+    guard.hold(Hold(Rung.PAUSE, frozenset({"llm"}), "guard: llm: 90 % over"))
+    guard.turn(time.monotonic())
+    _until(lambda: slots["slot_a"].states() == {"T"})
+    link.view = View(slot_states={"slot_a": "held", "slot_b": "held"})
+    link.told.clear()
+    machine = Topology.load(HGX)
+    wishes = Wishes.parse('name = "n"\n[[slots]]\nname = "cpu-b"\npools = ["render"]\ncores = 2\n')
+    guard.reseat(Seating(NodeConfig(wishes), machine, make_plan(machine, wishes)))
+    assert not guard.active and "guard lets go" in link.told
+    _until(lambda: "T" not in slots["slot_a"].states())
+    assert LOCK_VARIABLE not in os.environ
+    other = Wishes.parse('name = "n"\n[[neighbours]]\nname = "new"\nurl = "http://127.0.0.1:9"\ncores = 2\n')
+    guard.reseat(Seating(NodeConfig(other), machine, make_plan(machine, other)))
+    assert guard.active and [watch["name"] for watch in guard._loop.describe()] == ["new"]
+    _until(lambda: guard._thread.is_alive())
+    guard.release()
+    _until(lambda: not guard._thread.is_alive())
+    os.environ.pop(LOCK_VARIABLE, None)
 
 
 def _until(condition: Callable[[], Any], seconds: float = 30.0) -> None:
