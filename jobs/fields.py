@@ -56,7 +56,8 @@ def _size(value: Any) -> Any:
     return (int(match[1]), int(match[2]))
 
 
-def _size_within(value: tuple[int, int]) -> tuple[int, int]:
+def size_within(value: tuple[int, int]) -> tuple[int, int]:
+    """``value`` where it is a size that frames may have; raises :class:`ValueError` naming the nearest."""
     width, height = value
     if 1 <= width <= MAX_SIDE and 1 <= height <= MAX_SIDE and width * height <= MAX_PIXELS:
         return value
@@ -77,5 +78,5 @@ def _rgb(text: str) -> str:
 
 JobPath = Annotated[str, AfterValidator(job_path)]
 FrameRangeText = Annotated[str, AfterValidator(_frames)]
-Resolution = Annotated[tuple[int, int], BeforeValidator(_size), AfterValidator(_size_within)]
+Resolution = Annotated[tuple[int, int], BeforeValidator(_size), AfterValidator(size_within)]
 Colour = Annotated[str, AfterValidator(_rgb)]

@@ -50,7 +50,7 @@ class BlenderDriver:
     def load(self, held: Held, spec: Spec, task: TaskContext, host: Host) -> None:
         """Check the scene's paths, then open the file, look through it, and set it up as the job asks."""
         # while Blender starts: it takes longer than this
-        held.facts["file_engines"] = _look(held.child.room.inputs, spec, host)
+        held.facts["file_engines"] = _look(held.child.room.inputs, spec, host, held.facts["version"])
         held.ask(
             "load",
             path=str(held.child.inputs / spec.scene),
@@ -58,6 +58,7 @@ class BlenderDriver:
             wish=wish_of(spec, _threads(task), list(task.device.get("pci") or ())),
         )
         answer = held.wait(("loaded",), f"loading {spec.scene}", Clock(spec.frame_timeout_s), host)
+        _check_version(held.facts["version"], str(answer["report"]["blender"]))
         load_s = time.monotonic() - float(held.facts["began"])
         held.facts |= {
             "report": _report(answer, spec, held.facts["file_engines"]),
@@ -292,11 +293,13 @@ def _report(answer: Mapping[str, Any], spec: Spec, engines: Mapping[str, str]) -
     }
 
 
-def _look(root: Path, spec: Spec, host: Host) -> dict[str, str]:
+def _look(root: Path, spec: Spec, host: Host, version: str) -> dict[str, str]:
     """Check the paths of the scene before Blender sees it; the engines that a .blend names."""
     if spec.suffix == ".blend":
         confined = confinement().name == "bubblewrap"
-        return scene_file.read(root, spec.scene, confined=confined).engines
+        found = scene_file.read(root, spec.scene, confined=confined)
+        found.fits(spec.scene, version)
+        return found.engines
     if spec.suffix in _CHECKED:
         check_scene(root, spec.scene, owner(host))
     elif confinement().name != "bubblewrap":
@@ -331,6 +334,12 @@ def _version(spec: Spec, task: TaskContext) -> str | None:
     """The job's version; what the preflight ran on binds the steps after it."""
     found = task.step.get("preflight")
     return str(found["version"]) if found else spec.settings.version
+
+
+def _check_version(named: str, found: str) -> None:
+    """A program that is another Blender than its node's administrator said renders nothing."""
+    if found.split(".")[:2] != named.split("."):
+        raise DeviceUnavailable(f"FARM_BLENDER names a Blender {named} which is {found}; correct its version")
 
 
 def _threads(task: TaskContext) -> int:

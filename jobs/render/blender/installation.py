@@ -1,9 +1,9 @@
 """Which Blenders a node has, and how their child is started.
 
-A Blender is either a ``blender`` program that the administrator names (``FARM_BLENDER``, by comma, each with
-its version: ``4.5=/opt/blender-4.5/blender``), or the ``bpy`` wheel in an environment of its own made by
-``farm blender install``. The wheel wants Python 3.11 and numpy below 2, and hangs at exit beside torch,
-which is why it never shares an environment with the farm.
+A Blender is either a program that the administrator names (``FARM_BLENDER``, by comma, each with its version:
+``4.5=/opt/blender-4.5/blender``; the Python of an environment with another ``bpy`` wheel will do), or the
+``bpy`` wheel in an environment of its own made by ``farm blender install``. The wheel wants Python 3.11 and
+numpy below 2, and hangs at exit beside torch, which is why it never shares an environment with the farm.
 """
 
 from __future__ import annotations
@@ -53,8 +53,7 @@ def installed(environment: Mapping[str, str] = os.environ, home: Path | None = N
     folder = (home or blender_home()) / f"bpy-{LTS}"
     python = folder / "bin" / "python"
     if (folder / ".complete").exists():
-        base = Path(os.path.realpath(python)).parent.parent
-        found[LTS] = Blender(LTS, (str(python), "-I", str(START)), (folder, base))
+        found[LTS] = _wheel(LTS, python)
     for item in filter(None, environment.get("FARM_BLENDER", "").split(",")):
         version, _, program = item.strip().partition("=")
         if not _VERSION.match(version) or not program:
@@ -62,6 +61,9 @@ def installed(environment: Mapping[str, str] = os.environ, home: Path | None = N
         path = Path(program)
         if not os.access(path, os.X_OK):
             raise InvalidInput(f"FARM_BLENDER: {program!r} is not a program that can be run")
+        if path.name.startswith("python"):
+            found[version] = _wheel(version, path)
+            continue
         options = (
             "--background",
             "--factory-startup",
@@ -73,6 +75,12 @@ def installed(environment: Mapping[str, str] = os.environ, home: Path | None = N
         command = (str(path), *options, "--python", str(START))
         found[version] = Blender(version, command, (path.resolve().parent,))
     return found
+
+
+def _wheel(version: str, python: Path) -> Blender:
+    """The ``bpy`` of an environment, by its Python."""
+    base = Path(os.path.realpath(python)).parent.parent
+    return Blender(version, (str(python), "-I", str(START)), (python.absolute().parent.parent, base))
 
 
 def choose(version: str | None) -> Blender:

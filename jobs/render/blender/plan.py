@@ -15,6 +15,7 @@ from farm.errors import FieldFault, InvalidSpec
 from farm.frame_range import FrameRange
 from farm.plan import DependencyPlan, JobPlan, OutputDecl, StepPlan, TaskPlan
 from jobs.encode.expand import SETTING_FIELDS, film_step
+from jobs.fields import size_within
 from jobs.kind import ExpandContext
 from jobs.render.outputs import DATA, LINEAR, ExrOutput, declare
 from jobs.render.spec import Spec
@@ -60,6 +61,7 @@ def expand_deferred(
     report: Mapping[str, Any] = found["preflight"]
     if step in ("canary", "parts", "merge"):
         judge(spec, report)
+        _check_size(report["facts"])
     facts = report["facts"]
     slim = {"facts": facts, "version": report["version"]}
     frames = frames_of(spec, facts)
@@ -181,6 +183,14 @@ def _chunks(spec: Spec, frames: FrameRange, found: Mapping[str, Any]) -> Iterato
     payload = {"stage": "frames", "canary": ahead[0], "ahead": ahead}
     for rank, chunk in enumerate(groups):
         yield TaskPlan(frames=chunk, payload=payload, rank=rank, seconds=frame_s * len(chunk))
+
+
+def _check_size(facts: Mapping[str, Any]) -> None:
+    """The file's own size, and every percentage of one, has the limits of a size that a job names."""
+    try:
+        size_within((int(facts["width"]), int(facts["height"])))
+    except ValueError as error:
+        raise _refused("resolution", f"the file's {error}; name a resolution or a percentage") from None
 
 
 def _check_parts(spec: Spec, facts: Mapping[str, Any]) -> None:

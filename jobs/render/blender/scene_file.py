@@ -25,10 +25,24 @@ KNOWN_ENGINES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class SceneFile:
-    """``engines`` maps scenes to the engine that the file names; ``outside`` are paths that leave the job."""
+    """``engines`` maps scenes to the engine that the file names; ``outside`` are paths that leave the job;
+    ``saved_by`` is the Blender that wrote it (major, minor)."""
 
     engines: dict[str, str]
     outside: tuple[str, ...]
+    saved_by: tuple[int, int]
+
+    def fits(self, scene: str, version: str) -> None:
+        """Raise :class:`farm.errors.PermanentFailure` where Blender ``version`` is older than the file.
+
+        Some versions crash on a file of the future, so this is said before they see it.
+        """
+        if self.saved_by > tuple(int(part) for part in version.split(".")):
+            saved = ".".join(map(str, self.saved_by))
+            raise PermanentFailure(
+                f"{scene} was saved by Blender {saved}, and this node renders it with {version}; name a "
+                "blender.version that is at least as new, or save the file for an older one"
+            )
 
 
 def read(root: Path, scene: str, *, confined: bool) -> SceneFile:
@@ -52,6 +66,7 @@ def read(root: Path, scene: str, *, confined: bool) -> SceneFile:
     try:
         # stays open: the tracer takes it from the cache, and reads it once
         blend = blendfile.open_cached(path)
+        saved_by = divmod(int(blend.header.version), 100)
         engines = {
             (block.id_name or b"")[2:].decode("utf-8", "replace"): str(
                 block.get((b"r", b"engine"), as_str=True)
@@ -74,4 +89,4 @@ def read(root: Path, scene: str, *, confined: bool) -> SceneFile:
         raise PermanentFailure(f"{scene} cannot be read as a .blend file: {error}") from None
     finally:
         blendfile.close_all_cached()
-    return SceneFile(engines, tuple(outside))
+    return SceneFile(engines, tuple(outside), saved_by)

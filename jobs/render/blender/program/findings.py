@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from . import passes
+
 _DRIVE = re.compile(r"^[A-Za-z]:[\\/]")
 _MESH_BYTES_PER_VERTEX = 120
 
@@ -58,11 +60,16 @@ def _scene(scene: Any) -> dict[str, Any]:
         "samples": cycles.samples if cycles and render.engine == "CYCLES" else scene.eevee.taa_render_samples,
         "motion_blur": render.use_motion_blur,
         "view_transform": scene.view_settings.view_transform,
-        "compositor": bool(scene.use_nodes and render.use_compositing),
-        "sequencer": bool(
-            render.use_sequencer and scene.sequence_editor and scene.sequence_editor.strips_all
-        ),
+        "compositor": bool(passes.compositor_tree(scene) is not None and render.use_compositing),
+        "sequencer": bool(render.use_sequencer and _strips(scene.sequence_editor)),
     }
+
+
+def _strips(editor: Any) -> Any:
+    """The strips of a sequence editor, which 4.4 gave that name."""
+    if editor is None:
+        return ()
+    return editor.strips_all if hasattr(editor, "strips_all") else editor.sequences_all
 
 
 def _world_shines(scene: Any) -> bool:
@@ -163,7 +170,8 @@ def _missing_datablocks(data: Any) -> Iterator[dict[str, Any]]:
         data.worlds,
     ):
         for block in collection:
-            if block.is_missing:
+            # 4.1 was the first to tell
+            if getattr(block, "is_missing", False):
                 source = block.library.filepath if block.library else "?"
                 yield _finding(
                     "missing_datablock",

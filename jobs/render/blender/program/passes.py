@@ -55,12 +55,20 @@ def channels(scene: Any, layers: list[Any]) -> tuple[list[str], bool]:
 
 def composites(scene: Any) -> bool:
     """Whether the compositor makes the picture: it is on, and its tree has an output that is not muted."""
-    tree = scene.node_tree if scene.use_nodes else None
+    tree = compositor_tree(scene)
+    output = "COMPOSITE" if hasattr(scene, "node_tree") else "GROUP_OUTPUT"
     return bool(
         scene.render.use_compositing
         and tree is not None
-        and any(node.type == "COMPOSITE" and not node.mute for node in tree.nodes)
+        and any(node.type == output and not node.mute for node in tree.nodes)
     )
+
+
+def compositor_tree(scene: Any) -> Any:
+    """The compositor's nodes, or ``None`` where it is off; 5.0 keeps them in a node group of their own."""
+    if hasattr(scene, "node_tree"):
+        return scene.node_tree if scene.use_nodes else None
+    return scene.compositing_node_group
 
 
 def _of_engine(scene: Any, layer: Any) -> Iterator[tuple[str, str, str]]:

@@ -55,6 +55,9 @@ def develop(
 def apply_format(settings: Any, output: dict[str, Any]) -> None:
     """Blender's image settings for an output."""
     kind = output["format"]
+    if hasattr(settings, "media_type"):
+        # since 5.0 it decides which formats there are
+        settings.media_type = "MULTI_LAYER_IMAGE" if kind == "exr" else "IMAGE"
     if kind == "exr":
         settings.file_format = "OPEN_EXR_MULTILAYER"
         settings.color_depth = "32" if output["dtype"] == "float32" else "16"

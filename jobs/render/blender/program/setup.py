@@ -7,7 +7,8 @@ from typing import Any
 from . import cameras, devices, overrides, passes
 from .faults import BadInput, NoDevice
 
-ENGINES = {"cycles": "CYCLES", "eevee": "BLENDER_EEVEE_NEXT", "workbench": "BLENDER_WORKBENCH"}
+ENGINES = ("cycles", "eevee", "workbench")
+_EEVEE = "BLENDER_EEVEE"
 
 
 def configure(bpy: Any, wish: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -117,10 +118,13 @@ def _none_is_on(scene: Any) -> Any:
 
 
 def _pick_engine(bpy: Any, scene: Any, name: str | None) -> str:
+    # EEVEE was called so from 4.2 to 4.5 alone
+    eevee = f"{_EEVEE}_NEXT" if (4, 2) <= tuple(bpy.app.version[:2]) < (5, 0) else _EEVEE
+    names = {"cycles": "CYCLES", "eevee": eevee, "workbench": "BLENDER_WORKBENCH"}
     if name is not None:
-        scene.render.engine = ENGINES[name]
+        scene.render.engine = names[name]
     engine = scene.render.engine
-    if engine not in ENGINES.values():
+    if engine not in names.values():
         raise BadInput(
             f"the file's engine {engine!r} does not exist in Blender {bpy.app.version_string}; "
             f"choose one of {', '.join(ENGINES)} in blender.engine"
@@ -139,7 +143,7 @@ def _graphics(engine: str) -> str:
         except OSError:
             missing.append(library)
     if missing:
-        what = "EEVEE" if engine == ENGINES["eevee"] else "Workbench"
+        what = "EEVEE" if engine.startswith(_EEVEE) else "Workbench"
         raise NoDevice(
             f"{what} needs OpenGL, and this node lacks {' and '.join(missing)}; install it "
             "(Debian: apt-get install libegl1 libgl1 libgl1-mesa-dri), or choose blender.engine: cycles"
@@ -163,27 +167,29 @@ def _sampling(scene: Any, engine: str, wish: dict[str, Any]) -> None:
         # a limit of time makes pictures differ from run to run
         cycles.time_limit = 0
         _denoiser(cycles, wish.get("denoiser"))
-    elif samples and engine == ENGINES["eevee"]:
+    elif samples and engine.startswith(_EEVEE):
         scene.eevee.taa_render_samples = samples
     elif samples:
         raise BadInput("Workbench has no samples; leave samples out, or choose cycles or eevee")
 
 
 def _denoiser(cycles: Any, name: str | None) -> None:
-    if name is None:
-        return
-    cycles.use_denoising = name != "none"
-    if name != "none":
+    if name is not None:
+        cycles.use_denoising = name != "none"
+    if name is not None and name != "none":
         try:
             cycles.denoiser = name.upper()
         except TypeError as error:
             raise BadInput(f"denoiser {name!r} is not there: {error}") from None
+    if cycles.use_denoising and not cycles.denoiser:
+        # some distributions build none in, and Blender says so at the first frame only
+        raise BadInput("this Blender is built without the file's denoiser; set blender.denoiser: none")
 
 
 def _samples(scene: Any, engine: str) -> int | None:
     if engine == "CYCLES":
         return int(scene.cycles.samples)
-    return int(scene.eevee.taa_render_samples) if engine == ENGINES["eevee"] else None
+    return int(scene.eevee.taa_render_samples) if engine.startswith(_EEVEE) else None
 
 
 def _color(scene: Any, wish: dict[str, Any]) -> None:
@@ -228,10 +234,10 @@ def _settle(scene: Any, threads: int) -> None:
     render.threads_mode = "FIXED"
     render.threads = threads
     render.image_settings.color_management = "FOLLOW_SCENE"
-    if scene.use_nodes and scene.node_tree is not None:
-        for node in scene.node_tree.nodes:
-            if node.type == "OUTPUT_FILE":
-                node.mute = True
+    tree = passes.compositor_tree(scene)
+    for node in tree.nodes if tree is not None else ():
+        if node.type == "OUTPUT_FILE":
+            node.mute = True
 
 
 def _camera(bpy: Any, scene: Any, layer: Any, wish: dict[str, Any]) -> None:

@@ -1,6 +1,5 @@
 """Run by Blender's Python: ``export_files.py FOLDER``. A cube in the formats that Blender imports."""
 
-
 from __future__ import annotations
 
 import os

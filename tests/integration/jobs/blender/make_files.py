@@ -88,10 +88,48 @@ bpy.context.scene.collection.objects.link(target.objects[0])
 bpy.data.libraries[0].filepath = "//lib.blend"
 save("linked")
 
+fresh()
+save("partless")
+fresh()
+with bpy.data.libraries.load(str(FOLDER / "lib.blend"), link=True, relative=False) as (source, target):
+    target.objects = ["Part"]
+bpy.context.scene.collection.objects.link(target.objects[0])
+bpy.data.libraries[0].filepath = "//partless.blend"
+save("lacking")
+
+fresh()
+tree = bpy.data.materials["Paint"].node_tree
+tree.nodes.new("ShaderNodeScript").script = bpy.data.texts.new("shade.osl")
+save("osl")
+
 scene = fresh()
 bpy.context.view_layer.objects.active = bpy.data.objects["Cube"]
 bpy.data.objects["Cube"].modifiers.new("Cloth", "CLOTH")
 save("unbaked")
+
+scene = fresh()
+for label in ("Soft", "Smoke", "Wet", "Sparks", "Brick", "Nodes"):
+    bpy.ops.mesh.primitive_cube_add(size=0.5)
+    item = bpy.context.object
+    item.name = label
+    if label == "Soft":
+        item.modifiers.new("Soft", "SOFT_BODY")
+    elif label == "Smoke":
+        item.modifiers.new("Fluid", "FLUID").fluid_type = "DOMAIN"
+    elif label == "Wet":
+        item.modifiers.new("Paint", "DYNAMIC_PAINT").ui_type = "CANVAS"
+        bpy.ops.dpaint.type_toggle(type="CANVAS")
+        item.modifiers["Paint"].canvas_settings.canvas_surfaces[0].surface_type = "WAVE"
+    elif label == "Sparks":
+        item.modifiers.new("Sparks", "PARTICLE_SYSTEM")
+    elif label == "Brick":
+        bpy.ops.rigidbody.object_add()
+    else:
+        group = bpy.data.node_groups.new("Simulates", "GeometryNodeTree")
+        output = group.nodes.new("GeometryNodeSimulationOutput")
+        group.nodes.new("GeometryNodeSimulationInput").pair_with_output(output)
+        item.modifiers.new("Nodes", "NODES").node_group = group
+save("simulations")
 
 scene = fresh()
 text = bpy.data.texts.new("hello.py")
@@ -132,6 +170,9 @@ save("denoised")
 data, count = re.subn(rb"CYCLES\0.{6}", b"BLENDER_GAME\0", (FOLDER / "plain.blend").read_bytes(), flags=re.S)
 assert count
 (FOLDER / "engine_gone.blend").write_bytes(data)
+
+# nor does one write what the next will: the version stands in the header
+(FOLDER / "future.blend").write_bytes(b"BLENDER-v409" + (FOLDER / "plain.blend").read_bytes()[12:])
 
 sys.stdout.flush()
 os._exit(0)

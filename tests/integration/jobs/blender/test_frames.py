@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -166,6 +168,38 @@ def test_a_device_that_is_not_there_fails_and_nothing_falls_to_the_cpu(
 def test_another_version_of_blender_is_never_taken_instead(job: MakeJob, made: Path) -> None:
     with pytest.raises(DeviceUnavailable, match=r"Blender 3\.6 was asked for, but this node has .*4\.5"):
         job(made / "plain.blend", blender={"version": "3.6"}).run()
+
+
+def test_a_blender_that_is_another_than_its_setting_says_renders_nothing(
+    job: MakeJob, made: Path, python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FARM_BLENDER", f"4.7={python}")
+    with pytest.raises(DeviceUnavailable, match=r"FARM_BLENDER names a Blender 4\.7 which is 4\.5"):
+        job(made / "plain.blend", blender={"version": "4.7"}).run()
+
+
+def test_a_blender_program_renders_as_the_wheel_does(
+    job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = shutil.which("blender")
+    if program is None:
+        pytest.skip("there is no blender program on PATH")
+    told = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
+    version = ".".join(told.split()[1].split(".")[:2])
+    monkeypatch.setenv("FARM_BLENDER", f"{version}={program}")
+    scene = tmp_path / "cube.obj"
+    scene.write_text(
+        "v -1 -1 0\nv 1 -1 0\nv 1 1 0\nv -1 1 0\nv 0 0 1.5\nf 1 2 5\nf 2 3 5\nf 3 4 5\nf 4 1 5\n"
+    )
+    one = job(
+        scene,
+        engine="blender", frames="1", samples=2, resolution=[48, 36], outputs=["png", "exr"],
+        blender={"version": version, "camera": "auto", "denoiser": "none"},
+    )  # fmt: skip
+    host = one.run()
+    assert host.results["render"][0]["device"]["version"].startswith(version)
+    assert pixels(one.file(1)).std() > 5
+    assert exr(one.file(1, "layers.exr"))["ViewLayer.Combined.R"].max() > 0
 
 
 def test_tiles_make_the_same_picture_as_one_piece(job: MakeJob, made: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from farm.errors import InvalidSpec
+from farm.errors import InvalidSpec, PermanentFailure
 from tests.integration.jobs.blender.conftest import Job
 
 MakeJob = Callable[..., Job]
@@ -55,6 +55,7 @@ def test_no_camera_fails_the_job_unless_auto(job: MakeJob, made: Path) -> None:
         ("escape", "outside_assets", "error", "image 'tex' lies outside the job's files: '//../../secret'"),
         ("absolute", "absolute_path", "warning", "has an absolute path: '/nowhere/on/this/machine/tex.png'"),
         ("unbaked", "not_baked", "warning", "cloth of 'Cube' is not baked"),
+        ("osl", "osl", "warning", "script node 'Script' in 'Shader Nodetree' will not run"),
         ("scripts", "script", "warning", "text 'hello.py' is set to run at load; it will not run"),
         ("scripts", "driver", "warning", "driver on 'Cube' location is a Python expression; it will not run"),
     ],
@@ -83,6 +84,32 @@ def test_a_linked_library_is_found_beside_the_file_or_reported(job: MakeJob, mad
     report = one.preflight()
     assert [f for f in report["findings"] if f["severity"] == "error"] == []
     assert ("render", 1) in one.run().published
+
+
+def test_what_a_library_lacks_is_named(job: MakeJob, made: Path) -> None:
+    one = job(made / "lacking.blend", made / "partless.blend", frames="1")
+    finding = found(one.preflight(), "missing_datablock")
+    assert finding["message"] == "linked Object 'Part' is not in '//partless.blend'"
+    with pytest.raises(InvalidSpec, match=r"linked Object 'Part' is not in.*allow_missing: true"):
+        one.run()
+
+
+def test_every_kind_of_simulation_that_is_not_baked_is_told(job: MakeJob, made: Path) -> None:
+    report = job(made / "simulations.blend").preflight()
+    told = {f["message"].split(" is not baked")[0] for f in report["findings"] if f["code"] == "not_baked"}
+    assert told == {
+        "soft body of 'Soft'", "fluid of 'Smoke'", "dynamic paint of 'Wet'", "particles of 'Sparks'",
+        "rigid bodies of 'Scene'", "simulation nodes of 'Nodes'",
+    }  # fmt: skip
+
+
+def test_a_file_of_a_newer_blender_is_refused_before_one_opens_it(job: MakeJob, made: Path) -> None:
+    one = job(made / "future.blend")
+    with pytest.raises(
+        PermanentFailure, match=r"was saved by Blender 4\.9, and this node renders it with 4\.5"
+    ):
+        one.run()
+    assert "Read blend" not in one.host.log.text()
 
 
 def test_an_engine_that_no_longer_exists_is_refused_with_the_choices(job: MakeJob, made: Path) -> None:
