@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
@@ -13,7 +13,7 @@ from api.cli.door import connect
 from api.cli.terminal import Json, print_json, table
 from api.cli.text import ago, size
 from jobs.video.folder import inspect
-from jobs.video.models import ModelFile, ModelVersion, check_folder
+from jobs.video.models import ModelFile, ModelVersion, body_of, check_folder
 
 if TYPE_CHECKING:
     from farm.client.video_models import VideoModel
@@ -77,11 +77,6 @@ def find(name: str, folder: Path, *, remote_code: bool = False) -> ModelVersion:
         return inspect(
             name, folder, remote_code=remote_code, read=lambda nbytes: progress.advance(bar, nbytes)
         )
-
-
-def body_of(version: ModelVersion) -> dict[str, Any]:
-    """What ``POST /v1/models`` takes for a version."""
-    return version.model_dump(mode="json", include={"name", "folder", "remote_code", "files", "facts"})
 
 
 @models.command()

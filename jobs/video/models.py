@@ -56,6 +56,11 @@ def version_of(row: Mapping[str, Any]) -> dict[str, Any]:
     return {**row["document"], **{name: row[name] for name in names}, "gates": row["measured"]}
 
 
+def body_of(version: ModelVersion) -> dict[str, Any]:
+    """What ``POST /v1/models`` takes for a version."""
+    return version.model_dump(mode="json", include={"name", "folder", "remote_code", "files", "facts"})
+
+
 def digest_of(files: Iterable[ModelFile]) -> str:
     """The version's digest: SHA-256 over ``sha256␠␠path\\n`` of every file, by path.
 

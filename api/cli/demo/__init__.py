@@ -45,7 +45,13 @@ def choose(only: str) -> list[DemoFilm]:
     unknown = [name for name in names if name != "all" and name not in known]
     if unknown or not names:
         raise typer.BadParameter(f"--only {only!r}: there are all, {', '.join(known)}")
-    return [film for film in FILMS if "all" in names or film.name in names]
+    chosen = [film for film in FILMS if "all" in names or film.name in names]
+    absent = [film.name for film in chosen if not film.available()]
+    if absent and "all" not in names:
+        raise typer.BadParameter(f"--only {only!r}: this tree lacks what {', '.join(absent)} is made from")
+    if absent:
+        terminal.say(f"left out, for this tree lacks what they are made from: {', '.join(absent)}")
+    return [film for film in chosen if film.name not in absent]
 
 
 def make(farm: FarmClient, films: list[DemoFilm], output: Path) -> None:

@@ -11,20 +11,32 @@ from api.cli.submit import send
 from farm.client import FarmClient
 from farm.client.models import Job
 from farm.errors import NotFound
+from jobs.video.folder import inspect
+from jobs.video.models import body_of
 
 
 @dataclass(frozen=True, slots=True)
 class DemoFilm:
-    """One film: ``module`` offers ``spec()``, the job's spec, and ``assets()``, its files by job path."""
+    """One film: ``module`` offers ``spec()``, the job's spec, and ``assets()``, its files by job path.
+
+    It may offer ``models()``, folders of the models that the job names, and ``available()``, whether what
+    the film is made from is in this tree.
+    """
 
     name: str
     kind: str
     module: str
     title: str
 
+    def available(self) -> bool:
+        """Whether this tree holds what the film is made from."""
+        return bool(getattr(importlib.import_module(self.module), "available", lambda: True)())
+
     def submit(self, farm: FarmClient) -> Job:
         """Upload what the film needs and submit its job."""
         module = importlib.import_module(self.module)
+        for name, folder in getattr(module, "models", dict)().items():
+            farm.add_model(body_of(inspect(name, folder)))
         body = {
             "kind": self.kind,
             "name": self.title,
@@ -44,5 +56,6 @@ class DemoFilm:
 
 
 FILMS = [
+    DemoFilm("video", "video", "jobs.video.demo", "moving-shape"),
     DemoFilm("render", "render", "jobs.render.demo", "turntable"),
 ]

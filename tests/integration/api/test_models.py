@@ -10,9 +10,9 @@ import sqlalchemy as sa
 from typer.testing import CliRunner
 
 from api.cli.main import app
-from api.cli.models import body_of
 from farm.db import tables
 from jobs.video.folder import inspect
+from jobs.video.models import body_of
 from tests.integration.api.conftest import Farm, Running
 from tests.kinds import model_folders as made
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from api.cli.models import body_of
 from farm.ids import new_id
 from farm.lifecycle import machines
 from farm.records import ArtifactRecord, FrameFileRecord, FrameRecord
 from jobs.video.folder import inspect
+from jobs.video.models import body_of
 from tests.integration.api.conftest import Farm
 from tests.kinds import model_folders as made
 
