@@ -26,6 +26,7 @@ from farm.ids import new_id
 from farm.settings import Settings
 from farm.settings import settings as read_settings
 from gpu_pinning import Fence, PinningError, prepare_delegation
+from jobs.render.blender.installation import versions
 from workers.auditing import Auditor
 from workers.disk_watch import DiskWatch
 from workers.disks import Disks
@@ -56,6 +57,8 @@ log = structlog.get_logger(__name__)
 _LOOK_S = 0.1
 _LEAVE_S = 5.0
 _WAKE_WAIT_S = 30.0
+BLENDERS_EVERY_S = 10.0
+"""A Blender that is installed on a node at work is offered after this time."""
 
 
 class Agent:
@@ -95,6 +98,7 @@ class Agent:
         self._auditor = Auditor(
             lambda: self._seating, self._views.subjects, self._notify, settings.audit_every_s
         )
+        self._blenders: tuple[float, list[str] | None] = (time.monotonic(), None)
         self._desk = FindingsDesk(self._link, self._retire)
         self._disks = DiskWatch(Disks.of_node(settings, self._folders), self._link, settings.agent_poll_s)
         self._guard = Guarding(seating, self._folders, self._link, self._notify, settings)
@@ -139,6 +143,7 @@ class Agent:
             self._disks.turn()
             self._preemption.turn(self._link.node_id)
             self._guard.turn(now)
+        self._notice_blenders(now)
         for slot in self._slots.values():
             self._look_at(slot, now)
         keepers = [slot.process.keeper_pid for slot in self._slots.values() if slot.process is not None]
@@ -303,6 +308,15 @@ class Agent:
             keep_plan(self._folders.control, moving.wanted.plan)
             move_planned_interrupts(moving.wanted)
             self._reseating = None
+
+    def _notice_blenders(self, now: float) -> None:
+        """A Blender may be installed on a node that runs; jobs that ask for it wait until we tell."""
+        looked, known = self._blenders
+        if now - looked > BLENDERS_EVERY_S:
+            self._blenders = (now, versions())
+            if self._blenders[1] != known:
+                for slot in self._slots.values():
+                    self._describe(slot)
 
     def _describe(self, slot: ManagedSlot, *, pools_changed: bool = False) -> None:
         """Let the database have a slot as the present plan has it, where that differs."""

@@ -24,6 +24,7 @@ from gpu_pinning import (
     read_topology,
 )
 from gpu_pinning.group import Setting
+from jobs.render.blender.installation import versions
 from workers.node_config import NodeConfig, pointer
 from workers.node_folders import agent_pid, node_folder
 
@@ -129,6 +130,7 @@ def device_of(
         "cpus": cpulist.show(slot.cpus),
         "memory_nodes": cpulist.show(slot.nodes),
         "class": slot.guarantee,
+        "blender": versions(),
     }
     if slot.gpus:
         first = seating.machine.gpu(slot.gpus[0])

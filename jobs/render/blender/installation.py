@@ -77,6 +77,17 @@ def installed(environment: Mapping[str, str] = os.environ, home: Path | None = N
     return found
 
 
+def versions() -> list[str]:
+    """Versions that this node offers to the scheduler: none where ``FARM_BLENDER`` cannot be read.
+
+    What is wrong with it is said by whatever needs a Blender.
+    """
+    try:
+        return sorted(installed())
+    except InvalidInput:
+        return []
+
+
 def _wheel(version: str, python: Path) -> Blender:
     """The ``bpy`` of an environment, by its Python."""
     base = Path(os.path.realpath(python)).parent.parent

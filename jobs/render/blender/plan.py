@@ -281,10 +281,17 @@ def _step(
         deferred=after is not None,
         deferred_on=after,
         warm_key=key,
-        requires={"device": "cuda"} if spec.device in ("cuda", "optix") else {},
+        requires=_requires(spec, found),
         max_retries=spec.max_retries,
         no_progress_s=spec.frame_timeout_s + 60.0,
     )
+
+
+def _requires(spec: Spec, found: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The GPU, and the Blender that the job names; what the preflight ran on binds the steps after it."""
+    version = found["version"] if found else spec.settings.version
+    gpu = {"device": "cuda"} if spec.device in ("cuda", "optix") else {}
+    return gpu | ({"blender": version} if version else {})
 
 
 def _sentence(findings: list[Mapping[str, Any]]) -> str:

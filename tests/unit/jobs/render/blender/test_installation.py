@@ -41,9 +41,7 @@ def test_a_job_gets_the_version_that_it_names_or_the_newest(
     monkeypatch.setenv("FARM_BLENDER", f"4.9={program}, 4.10={program},4.2={program}")
     assert installation.choose(None).version == "4.10"
     assert installation.choose("4.2").version == "4.2"
-    with pytest.raises(
-        DeviceUnavailable, match=r"4\.4 was asked for, but this node has 4\.10, 4\.2, 4\.9"
-    ):
+    with pytest.raises(DeviceUnavailable, match=r"4\.4 was asked for, but this node has 4\.10, 4\.2, 4\.9"):
         installation.choose("4.4")
 
 
@@ -85,3 +83,13 @@ def test_the_wheel_takes_python_3_11_alone_and_says_so(home: Path, monkeypatch: 
     with pytest.raises(NotInstalled, match=r"needs Python 3\.11.*python3\.11-venv"):
         installation.install(home)
     assert installation.installed() == {}
+
+
+def test_a_node_offers_its_versions_and_none_where_the_setting_is_wrong(
+    home: Path, program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel(home)
+    monkeypatch.setenv("FARM_BLENDER", f"4.2={program}")
+    assert installation.versions() == ["4.2", "4.5"]
+    monkeypatch.setenv("FARM_BLENDER", "blender")
+    assert installation.versions() == []

@@ -187,6 +187,15 @@ def test_what_the_preflight_ran_on_binds_the_steps_after_it() -> None:
     assert after_canary(1.0, 1.0).payload["preflight"]["version"] == "4.5"
 
 
+def test_the_version_places_every_step_that_opens_the_file() -> None:
+    # nobody has named one: any Blender may look, and the one that did binds the rest
+    assert plan().steps[0].requires == {}
+    assert after_preflight().requires == {"blender": "4.5"}
+    assert after_canary(1.0, 1.0, device="cuda").requires == {"device": "cuda", "blender": "4.5"}
+    assert plan(blender={"version": "4.2"}).steps[0].requires == {"blender": "4.2"}
+    assert after_canary(1.0, 1.0, "film", film={}).requires.get("blender") is None
+
+
 def test_one_warm_key_serves_every_step_of_a_job() -> None:
     keys = {step.warm_key for step in plan().steps} | {after_preflight().warm_key}
     keys.add(after_canary(1.0, 1.0).warm_key)
