@@ -25,9 +25,11 @@ demo: $(VENV)/.render $(FILMS:%=$(VENV)/.%) ## make the demo films, each verifie
 	@sh scripts/debian_packages.sh --optional bwrap=bubblewrap '/usr/lib/*/libLLVM.so.1[7-9]*=libllvm19' 1>&2
 	@$(BIN)/farm demo --only "$(ONLY)" --output "$(OUTPUT)"
 
-test: $(VENV)/.dev ## set up PostgreSQL, Redis and Chromium for the tests, and run them
+test: $(VENV)/.dev ## set up PostgreSQL, Redis, Chromium and Blender for the tests, and run them
 	@sh scripts/debian_packages.sh redis-server=redis-server '/usr/lib/postgresql/*/bin/initdb=postgresql' \
 		chromium=chromium bwrap=bubblewrap
+	@FARM_BLENDER_HOME="$${FARM_BLENDER_HOME:-$(CURDIR)/.blender}" $(BIN)/farm blender install \
+		|| echo "no Blender here: its tests are skipped" 1>&2
 	$(BIN)/python -m pytest $(PYTEST)
 
 lint: $(VENV)/.dev ## ruff and mypy
@@ -43,7 +45,7 @@ bench: $(VENV)/.dev ## print the figures of tests/benchmarks with the hardware t
 	$(BIN)/python -m tests.benchmarks
 
 clean: ## remove the virtual environment, caches and the demo's output
-	rm -rf $(VENV) build demo-out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .blender build demo-out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/bin/python:

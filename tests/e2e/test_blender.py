@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -11,25 +12,20 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, expect
 
-from farm.errors import NotInstalled
 from jobs.render.blender import installation
 from tests.e2e.farms import Up, environment
 from tests.e2e.test_dashboard import Guarded, sign_in
-from tests.integration.jobs.blender.conftest import REPOSITORY, run_in_blender
+from tests.integration.jobs.blender.conftest import HOW, REPOSITORY, run_in_blender
 
 pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
 def home() -> Path:
-    """Where Blender is installed for the tests."""
-    import os
-
+    """Where `make test` has installed Blender."""
     named = Path(os.environ.get("FARM_BLENDER_HOME") or REPOSITORY / ".blender")
-    try:
-        installation.install(named)
-    except NotInstalled as error:
-        pytest.skip(f"Blender cannot be installed here: {error.message}")
+    if installation.LTS not in installation.installed({}, named):
+        pytest.skip(f"no Blender {installation.LTS} in {named}: {HOW}")
     return named
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from farm.errors import NotInstalled
 from jobs.render.blender import installation
 from jobs.render.engine import create
 from tests.unit.jobs.local_host import LocalHost
@@ -19,17 +18,19 @@ from tests.unit.jobs.local_host import LocalHost
 REPOSITORY = Path(__file__).resolve().parents[4]
 REAL = REPOSITORY.parent / "shared" / "real" / "blend"
 HERE = Path(__file__).parent
+HOW = "`make test` installs it, or `farm blender install`"
 
 
 @pytest.fixture(scope="session", autouse=True)
 def python() -> Iterator[str]:
-    """The Python of a Blender; installed beside the repository where no other is named."""
+    """The Python of a Blender, which `make test` installs beside the repository where no other is named."""
     named = os.environ.get("FARM_BLENDER_HOME")
     os.environ["FARM_BLENDER_HOME"] = named or str(REPOSITORY / ".blender")
     try:
-        yield installation.install().command[0]
-    except NotInstalled as error:
-        pytest.skip(f"Blender cannot be installed here: {error.message}")
+        found = installation.installed().get(installation.LTS)
+        if found is None:
+            pytest.skip(f"no Blender {installation.LTS} in {os.environ['FARM_BLENDER_HOME']}: {HOW}")
+        yield found.command[0]
     finally:
         if named is None:
             del os.environ["FARM_BLENDER_HOME"]
