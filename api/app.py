@@ -34,6 +34,7 @@ from api.routes import (
     models,
     people,
     session,
+    stillness,
     system,
     videos,
     work,
@@ -91,6 +92,7 @@ def create_app(settings: Settings, db: Database, store: Store, wakes: Waker) -> 
     for router in (
         system.public, system.router, session.login, session.router, jobs.router, work.router, frames.router,
         logs.router, assets.router, assets.streams, artifacts.router, machines.router, guard.router,
+        stillness.router,
         people.router, events.router, models.router,
         videos.router, videos.streams,
     ):  # fmt: skip

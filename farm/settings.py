@@ -168,6 +168,11 @@ class Settings(BaseSettings):
         return self.data / "previews"
 
     @property
+    def stillness(self) -> Path:
+        """Folder in which a run of the stillness bench shows itself live."""
+        return self.data / "stillness"
+
+    @property
     def run_dir(self) -> Path:
         """Folder for sockets, control files and pids of this machine."""
         return self.data / "run"

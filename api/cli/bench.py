@@ -32,6 +32,10 @@ def stillness(
         bool,
         typer.Option("--hurt", help="Also run the positive control: farm work without a fence. It hurts."),
     ] = False,
+    live: Annotated[
+        bool,
+        typer.Option("--live", help="Show it on this machine's dashboard as it happens (costs a little)."),
+    ] = False,
     config: Annotated[
         Path | None, typer.Option("--config", help="farm.toml whose neighbours and slots are tried.")
     ] = None,
@@ -48,7 +52,9 @@ def stillness(
     from gpu_pinning.stillness.run import Options, run
 
     try:
-        options = Options(seconds, form, url, model, hurt, config, out, quartets)
+        options = Options(
+            seconds, form, url, model, hurt, config, out, quartets, live=_live_folder() if live else None
+        )
     except ValueError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(EXIT_USAGE) from None
@@ -59,3 +65,14 @@ def stillness(
         raise typer.Exit(EXIT_FARM_ERROR) from None
     typer.echo(f"report: {out / 'stillness.html'} and {out / 'stillness.json'}")
     raise typer.Exit(code)
+
+
+def _live_folder() -> Path:
+    """Where this machine's dashboard looks for a live run; tells where to watch."""
+    from farm.settings import settings
+
+    known = settings()
+    typer.echo(
+        f"live: http://{known.listen}/stillness (the dashboard of `farm up` or `farm api` on this machine)"
+    )
+    return known.stillness

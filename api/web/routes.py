@@ -58,6 +58,12 @@ async def machines(request: Request) -> HTMLResponse:
     return _page(request, "machines")
 
 
+@router.get("/stillness")
+async def stillness(request: Request) -> HTMLResponse:
+    """A run of the stillness bench, live."""
+    return _page(request, "stillness")
+
+
 @router.get("/buffers")
 async def buffers(request: Request) -> HTMLResponse:
     """Buffers and byte budgets."""

@@ -37,7 +37,10 @@ class Work:
 class FarmWorker:
     """A farm load in a process, or several, of its own."""
 
-    def __init__(self, work: Work, name: str, machine: Topology | None, folder: Path) -> None:
+    def __init__(
+        self, work: Work, name: str, machine: Topology | None, folder: Path, picture: Path | None = None
+    ) -> None:
+        """``picture``: where it keeps its last picture, for whoever watches live."""
         self.work = work
         self.fence: Fence | None = None
         self.fenced_by = "nothing"
@@ -46,6 +49,8 @@ class FarmWorker:
         self._log = folder / f"{name}.log"
         argv = [sys.executable, "-m", "gpu_pinning.stillness.farm_load", work.pool, str(files[0])]
         env = environment(work.threads, {"STILLNESS_COPIES": str(work.copies)})
+        if picture is not None:
+            env["STILLNESS_PICTURE"] = str(picture)
         if work.slot is not None and machine is not None:
             self.fence = Fence.create(machine, work.slot, folder)
             self.fence.apply()

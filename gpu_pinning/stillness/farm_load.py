@@ -27,6 +27,7 @@ from gpu_pinning.stillness.stamps import StampWriter
 POOLS = ("encode", "render", "video", "denoise")
 COPIES_VARIABLE = "STILLNESS_COPIES"
 _WIDTH, _HEIGHT = 832, 480
+_LOOK_AHEAD = 10
 _PR_SET_PDEATHSIG = 1
 
 
@@ -61,6 +62,21 @@ def make_unit(pool: str) -> Callable[[], None]:
     return _wan() if pool == "video" else _denoise()
 
 
+_shown_at = 0.0
+
+
+def _show(picture: Callable[[], Any]) -> None:
+    """Keep the last picture where somebody watches the run live; twice a second at most."""
+    global _shown_at
+    target = os.environ.get("STILLNESS_PICTURE")
+    if not target or time.monotonic() - _shown_at < 0.5:
+        return
+    from gpu_pinning.stillness.live import write_png
+
+    _shown_at = time.monotonic()
+    write_png(Path(target), picture())
+
+
 def _frames() -> list[Any]:
     import numpy as np
 
@@ -70,29 +86,30 @@ def _frames() -> list[Any]:
 
 
 def _encode_with_av() -> Callable[[], None]:
+    """One film without end: opening and flushing would make some frames cost nothing, and others a second."""
     import av
 
     pictures = _frames()
+    container = av.open(os.devnull, "w", format="h264")
+    stream: Any = container.add_stream("libx264", rate=24)
+    stream.width, stream.height, stream.pix_fmt = _WIDTH, _HEIGHT, "yuv420p"
+    stream.thread_count = threads()
+    stream.options = {"preset": "medium", "crf": "20", "rc-lookahead": str(_LOOK_AHEAD)}
     count = 0
-    state: dict[str, Any] = {}
 
     def unit() -> None:
         nonlocal count
-        if count % 240 == 0:
-            if "container" in state:
-                for packet in state["stream"].encode():
-                    state["container"].mux(packet)
-                state["container"].close()
-            state["container"] = av.open(os.devnull, "w", format="mp4")
-            state["stream"] = stream = state["container"].add_stream("libx264", rate=24)
-            stream.width, stream.height, stream.pix_fmt = _WIDTH, _HEIGHT, "yuv420p"
-            stream.thread_count = threads()
-            stream.options = {"preset": "medium", "crf": "20"}
-        frame = av.VideoFrame.from_ndarray(pictures[count % len(pictures)], format="rgb24")
-        for packet in state["stream"].encode(frame):
-            state["container"].mux(packet)
+        picture = pictures[count % len(pictures)]
+        _show(lambda: picture[::4, ::4])
+        frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
+        frame.pts = count
+        for packet in stream.encode(frame):
+            container.mux(packet)
         count += 1
 
+    # frames that are only queued come first
+    for _ in range(_LOOK_AHEAD + 4 + threads()):
+        unit()
     return unit
 
 
@@ -105,6 +122,7 @@ def _compress() -> Callable[[], None]:
     pool = ThreadPoolExecutor(workers)
 
     def unit() -> None:
+        _show(lambda: _frames()[0][::4, ::4])
         # zlib lets go of the interpreter, so that threads fill their cores
         list(pool.map(lambda n: zlib.compress(pictures[n % len(pictures)], 6), range(workers)))
 
@@ -113,6 +131,7 @@ def _compress() -> Callable[[], None]:
 
 def _render_with_mitsuba() -> Callable[[], None]:
     import mitsuba as mi
+    import numpy as np
 
     # the variant that needs nothing else; drjit's pool is what its threads come from
     mi.set_variant("scalar_rgb")
@@ -131,7 +150,12 @@ def _render_with_mitsuba() -> Callable[[], None]:
     def unit() -> None:
         nonlocal seed
         seed += 1
-        render(scene, spp=8, seed=seed)
+        picture = render(scene, spp=8, seed=seed)
+        _show(
+            lambda: np.asarray(
+                mi.Bitmap(picture).convert(mi.Bitmap.PixelFormat.RGB, mi.Struct.Type.UInt8, True)
+            )
+        )
 
     return unit
 
@@ -153,6 +177,7 @@ def _arithmetic() -> Callable[[], None]:
 
     def unit() -> None:
         list(pool.map(shade, range(workers)))
+        _show(lambda: np.repeat((fields[0][::4, ::4, None] * 255).astype(np.uint8), 3, axis=2))
 
     return unit
 

@@ -9,7 +9,6 @@ a run that is cut off leaves its arms.
 
 from __future__ import annotations
 
-import platform
 import tempfile
 import time
 from collections.abc import Callable, Iterable
@@ -20,14 +19,15 @@ from typing import Any
 
 import numpy as np
 
-from gpu_pinning import files, topology
-from gpu_pinning.errors import PinningError, TopologyError
+from gpu_pinning.errors import PinningError
 from gpu_pinning.machine import Topology
 from gpu_pinning.stillness import report as reports
 from gpu_pinning.stillness.arms import SETTLE_S, Arm, Block, run_block
 from gpu_pinning.stillness.crew import FarmWorker, Work
 from gpu_pinning.stillness.decode_load import FORMS, describe
+from gpu_pinning.stillness.facts import host_facts, read_machine
 from gpu_pinning.stillness.launching import held_by, on_cpus
+from gpu_pinning.stillness.live import Live
 from gpu_pinning.stillness.seating import Seats, everywhere, loads_in_words, seat
 from gpu_pinning.stillness.sources import DecodeProcess, DecodeServer, Source
 from gpu_pinning.stillness.statistics import (
@@ -68,6 +68,8 @@ class Options:
     out: Path = Path("stillness")
     quartets: int = 6
     seed: int = 0
+    live: Path | None = None
+    """A folder to show the run in as it happens; see :mod:`gpu_pinning.stillness.live`."""
     spare: bool = False
     """Also the farm with every other worker at rest: what spare cores beside decode win back."""
 
@@ -117,7 +119,7 @@ def run(options: Options, say: Say = print) -> tuple[dict[str, Any], int]:
     form = options.form
     if form == "auto":
         form = "graph" if options.url is None and cuda_is_there() else "cpu"
-    machine = _machine()
+    machine = read_machine()
     wishes = Wishes.load(options.farm_toml) if options.farm_toml else None
     seats = seat(machine, wishes, decode_gpu=form != "cpu" or options.url is not None)
     bench = _Bench(options, form, machine, seats, say)
@@ -126,7 +128,8 @@ def run(options: Options, say: Say = print) -> tuple[dict[str, Any], int]:
         stack.enter_context(on_cpus(seats.farm))
         bench.set_up(folder, stack)
         bench.rounds()
-    found, judgement = bench.found(REPEATS)
+        found, judgement = bench.found(REPEATS)
+        bench.tell_end(judgement)
     reports.write(found, options.out)
     say(reports.table(found))
     return found, EXIT_CODES[judgement.outcome]
@@ -136,7 +139,9 @@ class _Bench:
     """A run and what it has found so far."""
 
     def __init__(self, options: Options, form: str, machine: Topology | None, seats: Seats, say: Say) -> None:
-        self.options, self.form, self.machine, self.seats, self.say = options, form, machine, seats, say
+        self.options, self.form, self.machine, self.seats = options, form, machine, seats
+        self.live: Live | None = None
+        self._say = say
         self.began = time.time()
         self.record = Record()
         self.throughput = Throughput()
@@ -146,16 +151,31 @@ class _Bench:
         self.guard: Guarded | None = None
         self.guarded: dict[str, Any] | None = None
 
+    def say(self, text: str) -> None:
+        """To whoever runs it, and whoever watches."""
+        self._say(text)
+        if self.live is not None:
+            self.live.say(text)
+
+    def tell_end(self, judgement: Judgement) -> None:
+        """Whoever watches sees the verdict."""
+        if self.live is not None:
+            self.live.end(judgement.outcome.value, judgement.reasons)
+
     def set_up(self, folder: Path, stack: ExitStack) -> None:
         """Start decode, the guard and all workers."""
         options, seats = self.options, self.seats
         self.source = source = _source(options, self.form, seats, folder)
         stack.callback(source.close)
+        if options.live is not None:
+            about = {"decode": options.url or describe(self.form), "loads": loads_in_words(seats.works)}
+            self.live = Live(options.live, about | {"hurt": options.hurt})
+            stack.callback(self.live.close)
         self.say("starting farm workers")
         self.arms = {"placebo": Arm("placebo")}
         for name, works in (("farm", seats.works), ("control", everywhere(seats) if options.hurt else ())):
             if works:
-                crew = _crew(name, works, self.machine, folder, stack)
+                crew = _crew(name, works, self.machine, folder, stack, self.live)
                 self.arms[name] = Arm(name, crew)
                 self.held[name] = held_by(pid for worker in crew for pid in worker.pids())
         self.held["decode"] = held_by(source.pids())
@@ -165,6 +185,8 @@ class _Bench:
         if options.spare and len(farm.workers) > 1:
             self.arms["spare"] = Arm("spare", farm.workers[::2], self.guard)
         stack.callback(self._end_guard)
+        if self.live is not None:
+            self.live.watch(source, [worker for arm in self.arms.values() for worker in arm.workers])
 
     def _end_guard(self) -> None:
         if self.guard is not None:
@@ -203,18 +225,13 @@ class _Bench:
         # what decode feels without isolation is not to be learnt from, nor held against the farm
         self.guard.away = arm.name == "control"
         try:
-            return [
-                (
-                    kind,
-                    run_block(
-                        self.source,
-                        arm if kind == "arm" and arm.workers else None,
-                        block_s,
-                        self.seats.decode,
-                    ),
-                )
-                for kind in ("idle", "arm", "arm", "idle")
-            ]
+            blocks = []
+            for kind in ("idle", "arm", "arm", "idle"):
+                busy = arm if kind == "arm" and arm.workers else None
+                if self.live is not None:
+                    self.live.now(arm.name, busy is not None, arm.name != "control" if busy else None)
+                blocks.append((kind, run_block(self.source, busy, block_s, self.seats.decode)))
+            return blocks
         finally:
             self.guard.away = False
 
@@ -225,6 +242,8 @@ class _Bench:
         try:
             if not self.source.pause(True):
                 return
+            if self.live is not None:
+                self.live.now("alone", True, True)
             blocks = [run_block(self.source, self.arms["farm"], block_s, self.seats.decode) for _ in range(2)]
             self.throughput.alone.append(rates(blocks))
         finally:
@@ -244,7 +263,7 @@ class _Bench:
             "reasons": list(judgement.reasons),
             "began_at": self.began,
             "seconds": round(time.time() - self.began, 1),
-            "host": _host(machine, seats),
+            "host": host_facts(machine, seats),
             "decode": {
                 "form": "server" if options.url else self.form,
                 "model": options.url or describe(self.form),
@@ -310,13 +329,6 @@ def arm_to_json(result: ArmResult) -> dict[str, Any]:
     }
 
 
-def _machine() -> Topology | None:
-    try:
-        return topology.read()
-    except TopologyError:
-        return None
-
-
 def _source(options: Options, form: str, seats: Seats, folder: Path) -> Source:
     if options.url is not None:
         return DecodeServer(options.url, options.model)
@@ -324,11 +336,17 @@ def _source(options: Options, form: str, seats: Seats, folder: Path) -> Source:
 
 
 def _crew(
-    kind: str, works: Iterable[Work], machine: Topology | None, folder: Path, stack: ExitStack
+    kind: str,
+    works: Iterable[Work],
+    machine: Topology | None,
+    folder: Path,
+    stack: ExitStack,
+    live: Live | None,
 ) -> list[FarmWorker]:
     crew = []
     for number, work in enumerate(works):
-        worker = FarmWorker(work, f"{kind}-{number}", machine, folder)
+        picture = live.picture(work.pool) if live is not None and work.copies == 1 else None
+        worker = FarmWorker(work, f"{kind}-{number}", machine, folder, picture)
         stack.callback(worker.close)
         worker.run(False)
         crew.append(worker)
@@ -376,31 +394,6 @@ def _mean_of(record: Record, what: str) -> dict[str, float | None]:
                 rows.setdefault(name if kind == "arm" else "idle", []).append(seen)
     names = ["idle", *record.blocks]
     return {name: sum(rows[name]) / len(rows[name]) if rows.get(name) else None for name in names}
-
-
-def _host(machine: Topology | None, seats: Seats) -> dict[str, Any]:
-    model = next(
-        (
-            line.partition(":")[2].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ),
-        platform.machine(),
-    )
-    return {
-        "processor": model,
-        "cpus": len(seats.everyone),
-        "kernel": platform.release(),
-        "autogroup": _autogroup(),
-        "hypervisor": None if machine is None or machine.bare_metal else machine.hypervisor or "not known",
-        "gpus": [gpu.name for gpu in machine.gpus] if machine else [],
-    }
-
-
-def _autogroup() -> bool | None:
-    """Whether the kernel's scheduler weighs sessions (sched(7)); None where it does not say."""
-    told = files.read(Path("/proc/sys/kernel/sched_autogroup_enabled"))
-    return None if told is None else told.strip() == "1"
 
 
 __all__ = ["EXIT_CODES", "Options", "PinningError", "Record", "conclude", "run"]

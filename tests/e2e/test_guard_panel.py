@@ -6,11 +6,14 @@ import json
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from playwright.sync_api import Browser, expect
 
 from api.cli.running.children import farm_command
+from gpu_pinning.stillness.live import Live, write_png
 from tests.e2e.farms import Up, environment
 from tests.e2e.test_dashboard import WAIT_MS, Guarded, sign_in
 from tests.unit.gpu_pinning.guard.decode_server import DecodeServer
@@ -67,5 +70,39 @@ def test_the_machines_page_and_the_command_show_neighbours_and_the_hold(
         [*farm_command(), "neighbours"], env=env, capture_output=True, text=True, timeout=120
     )
     assert table.returncode == 0 and "NEIGHBOUR" in table.stdout and "pause" in table.stdout
+    _a_live_run_is_seen(seen, farm)
     seen.context.close()
     assert seen.troubles == []
+
+
+def _a_live_run_is_seen(seen: Guarded, farm: Up) -> None:
+    """The page of `farm bench stillness --live`, on the same farm: a second one would cost half a minute."""
+    page = seen.page
+    live = Live(
+        farm.data / "stillness", {"decode": "numpy, CPU form", "loads": ["render: 1 x 1"], "hurt": True}
+    )
+    live.watch(_Decode(), [SimpleNamespace(work=SimpleNamespace(pool="render"), units=lambda *_: 1.0)])  # type: ignore[arg-type, list-item]
+    write_png(live.picture("render"), np.full((8, 8, 3), 200, np.uint8))
+    live.now("farm", True, True)
+    page.goto("/stillness")
+    expect(page.get_by_role("status").filter(has_text="isolation on")).to_be_visible()
+    neighbour, frames = (
+        page.get_by_label("The neighbour's decode steps"),
+        page.get_by_label("Frames arriving"),
+    )
+    expect(neighbour).to_contain_text("p50 8.00 ms")
+    expect(frames).to_contain_text("render:")
+    expect(frames.get_by_role("img")).to_have_js_property("naturalWidth", 8)
+    live.now("control", True, False)
+    expect(page.get_by_role("status").filter(has_text="isolation OFF")).to_be_visible()
+    expect(page.locator("#trace rect.loose").first).to_be_attached()
+    live.end("disturbed", ["p99 is twice what it was"])
+    expect(page.get_by_text("p99 is twice what it was")).to_be_visible()
+    expect(page.get_by_role("status").filter(has_text="Disturbed")).to_be_visible()
+
+
+class _Decode:
+    """Steps of 8 ms."""
+
+    def durations(self, begin: float, end: float) -> np.ndarray:
+        return np.full(30, 0.008)
