@@ -10,6 +10,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from api.cli import terminal
 from api.cli.door import connect
+from api.cli.gate import gate
 from api.cli.terminal import Json, print_json, table
 from api.cli.text import ago, size
 from jobs.video.folder import inspect
@@ -96,6 +97,9 @@ def check(
     terminal.say(
         f"{found.label}: {len(files)} files, {size(sum(file.bytes for file in files))}, {what} right"
     )
+
+
+models.command()(gate)
 
 
 @models.command()

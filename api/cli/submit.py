@@ -130,7 +130,7 @@ def submit(
         for note in getattr(files, "notes", ()):
             terminal.say(note)
     for text in setting or []:
-        _set(body["spec"], text)
+        set_field(body["spec"], text)
     body |= {
         field: value
         for field, value in {
@@ -144,7 +144,7 @@ def submit(
         if value is not None
     }
     with connect() as farm:
-        _default_project(farm, body)
+        default_project(farm, body)
         job = send(farm, body, files, idempotency_key)
         for warning in job.warnings:
             terminal.say(f"warning: {warning}")
@@ -248,7 +248,7 @@ def read_job_file(path: Path) -> tuple[dict[str, Any], dict[str, Path]]:
     return body, files
 
 
-def _default_project(farm: FarmClient, body: dict[str, Any]) -> None:
+def default_project(farm: FarmClient, body: dict[str, Any]) -> None:
     """Without --project: the only project that the key sees, or the one called default."""
     if "project" in body:
         return
@@ -269,7 +269,7 @@ def _labels(texts: list[str]) -> dict[str, str]:
     return found
 
 
-def _set(spec: dict[str, Any], text: str) -> None:
+def set_field(spec: dict[str, Any], text: str) -> None:
     """Set a field of the spec: ``a.b=value``, where the value is JSON if it reads as such, else text."""
     key, equals, value = text.partition("=")
     if not equals or not key:

@@ -1,7 +1,7 @@
 """The quality gate: a lossy choice is taken only where its measured likeness to the plain run is good enough.
 
 A measurement compares, frame by frame, films of calibration prompts made plainly and with the choice, same
-seeds, on the model version itself. It is kept with the version under :func:`choices`' key.
+seeds, on the model version itself. It is kept with the version under the key of :func:`choice`.
 """
 
 from __future__ import annotations
@@ -41,24 +41,27 @@ class Gate(Model):
 
 
 def choices(generation: Generation) -> dict[str, str]:
-    """Lossy choices of a generation: the spec's field to the key under which its measurement is kept.
-
-    The key says all that the loss depends on; a step schedule is bound to the number of steps.
-    """
+    """Lossy choices of a generation: the spec's field to what its loss depends on; none: nothing is lossy."""
     found: dict[str, str] = {}
     cache = generation.cache
     if cache is not None:
-        if cache.kind == "schedule":
-            found["cache"] = f"cache:schedule:{generation.steps}:{','.join(map(str, cache.skip))}"
-        elif cache.threshold is not None:
-            found["cache"] = f"cache:{cache.kind}:{cache.threshold:g}:{generation.steps}"
-        else:
-            found["cache"] = f"cache:{cache.kind}:{cache.interval}:{generation.steps}"
+        amount = cache.threshold if cache.threshold is not None else cache.interval
+        what = ",".join(map(str, cache.skip)) if cache.kind == "schedule" else f"{amount:g}"
+        # which steps are skipped, or how far apart they lie, means something for that many steps alone
+        found["cache"] = f"cache:{cache.kind}:{generation.steps}:{what}"
     if generation.quantisation != "none":
         found["quantisation"] = f"quantisation:{generation.quantisation}"
     if generation.attention in APPROXIMATE:
         found["attention"] = f"attention:{generation.attention}"
     return found
+
+
+def choice(generation: Generation) -> str | None:
+    """The key under which the measurement of all lossy choices together is kept; ``None``: nothing is lossy.
+
+    Together, because two that pass alone need not pass with each other.
+    """
+    return "+".join(choices(generation).values()) or None
 
 
 def check(
@@ -67,21 +70,23 @@ def check(
     untested: bool,
     refuse: Callable[[str, str], None],
 ) -> None:
-    """Call ``refuse(field, message)`` for each lossy choice that is unmeasured or below the gate.
+    """Call ``refuse(field, message)`` where the lossy choices are unmeasured or below the gate.
 
-    ``untested`` lets unmeasured choices pass (the measuring itself runs so); a failed one never passes.
+    ``untested`` lets unmeasured ones pass (the measuring itself runs so); failed ones never pass.
     """
-    for field, key in choices(generation).items():
-        gate = measured.get(key)
-        if gate is None and not untested:
-            refuse(
-                field,
-                f"how much {key} changes {generation.model.name} was never measured; measure it with "
-                f"`farm models gate {generation.model.name}`, or set untested to take it as it comes",
-            )
-        elif gate is not None and not gate.passed:
-            refuse(
-                field,
-                f"{key} on {generation.model.name} was measured at SSIM {gate.ssim:.3f} and PSNR "
-                f"{gate.psnr_db:.1f} dB, below {MIN_SSIM:g} and {MIN_PSNR_DB:g} dB; leave it out",
-            )
+    lossy, key = choices(generation), choice(generation)
+    if key is None:
+        return
+    field, gate = next(iter(lossy)), measured.get(key)
+    if gate is None and not untested:
+        refuse(
+            field,
+            f"how much {key} changes {generation.model.name} was never measured; measure it with "
+            f"`farm models gate {generation.model.name}`, or set untested to take it as it comes",
+        )
+    elif gate is not None and not gate.passed:
+        refuse(
+            field,
+            f"{key} on {generation.model.name} was measured at SSIM {gate.ssim:.3f} and PSNR "
+            f"{gate.psnr_db:.1f} dB, below {MIN_SSIM:g} and {MIN_PSNR_DB:g} dB; leave it out",
+        )

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 
 from jobs.engine import TaskContext
 from jobs.fields import Model
+from jobs.video import gates
 from jobs.video.facts import Facts
 from jobs.video.families import Backend, Dtype, Family, SchedulerName, Task
 from jobs.video.models import ModelFile
@@ -106,6 +107,7 @@ class Generation(Model):
             "model": f"{self.model.name}@{self.model.digest}",
             "family": self.model.facts.family,
             "pipeline": self.model.pipeline_class,
+            "lossy": gates.choice(self),
             **settings,
         }
 

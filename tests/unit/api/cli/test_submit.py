@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import typer
 
-from api.cli.submit import _set, from_source, read_job_file
+from api.cli.submit import from_source, read_job_file, set_field
 from farm.errors import InvalidInput, UnknownKind
 
 SCENE = '<scene version="3.0.0"><shape type="ply"><string name="filename" value="{}"/></shape></scene>'
@@ -110,7 +110,7 @@ def test_a_bad_job_file_says_what_is_wrong(tmp_path: Path, text: str, said: str)
 def test_any_field_can_be_set_as_json_or_text() -> None:
     spec: dict[str, Any] = {"film": {"formats": ["mp4"]}}
     for text in ("denoise=oidn", "film.crf=18", "camera.type=orbit", "transparent=true", "fps=24000/1001"):
-        _set(spec, text)
+        set_field(spec, text)
     assert spec == {
         "film": {"formats": ["mp4"], "crf": 18},
         "denoise": "oidn",
@@ -123,4 +123,4 @@ def test_any_field_can_be_set_as_json_or_text() -> None:
 @pytest.mark.parametrize("text", ["denoise", "=3", "scene.deep=1"])
 def test_a_bad_setting_is_a_usage_error(text: str) -> None:
     with pytest.raises(typer.BadParameter):
-        _set({"scene": "s.xml"}, text)
+        set_field({"scene": "s.xml"}, text)
