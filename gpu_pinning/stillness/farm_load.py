@@ -182,7 +182,17 @@ def _arithmetic() -> Callable[[], None]:
     return unit
 
 
-def _wan() -> Callable[[], None]:
+def _wan(
+    device: str = "cuda",
+    *,
+    layers: int = 30,
+    tokens: int = 32_760,
+    text: int = 512,
+    width: int = 1536,
+    inner: int = 8960,
+    heads: int = 12,
+    frames: int = 81,
+) -> Callable[[], None]:
     """Blocks of a DiT as wide and deep as Wan 2.1 1.3B over 832x480x81 (32,760 tokens, 512 of text).
 
     Each block is waited for, so that little is left in the GPU's queue when the process is stopped; after the
@@ -192,8 +202,8 @@ def _wan() -> Callable[[], None]:
     import torch.nn.functional as F
 
     torch.manual_seed(2)
-    kind: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
-    layers, tokens, text, width, inner, heads = 30, 32_760, 512, 1536, 8960, 12
+    on_gpu = device == "cuda"
+    kind: dict[str, Any] = {"device": device, "dtype": torch.bfloat16}
 
     def weight(rows: int, columns: int) -> Any:
         return torch.randn(rows, columns, **kind).mul_(columns**-0.5)
@@ -212,8 +222,8 @@ def _wan() -> Callable[[], None]:
     ]
     x = torch.randn(tokens, width, **kind)
     told = torch.randn(text, width, **kind)
-    frames = torch.zeros(81, _HEIGHT, _WIDTH, 3, dtype=torch.uint8, device="cuda")
-    host = torch.empty_like(frames, device="cpu").pin_memory()
+    made = torch.zeros(frames, _HEIGHT, _WIDTH, 3, dtype=torch.uint8, device=device)
+    host = torch.empty(made.shape, dtype=torch.uint8, pin_memory=on_gpu)
     at = 0
 
     def attend(query: Any, key: Any, value: Any) -> Any:
@@ -231,35 +241,40 @@ def _wan() -> Callable[[], None]:
             x = F.rms_norm(x + F.linear(F.gelu(F.linear(x, block["up"])), block["down"]), (width,))
             at = (at + 1) % layers
             if at == 0:
-                host.copy_(frames, non_blocking=True)
-            torch.cuda.synchronize()
+                host.copy_(made, non_blocking=True)
+            if on_gpu:
+                torch.cuda.synchronize()
 
+    unit.state = lambda: (x, at)  # type: ignore[attr-defined]
     return unit
 
 
-def _denoise() -> Callable[[], None]:
+def _denoise(
+    device: str = "cuda", *, tokens: int = 8192, width: int = 3072, heads: int = 24
+) -> Callable[[], None]:
     import torch
     import torch.nn.functional as F
 
     torch.manual_seed(2)
-    kind: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
-    tokens, width = 8192, 3072
+    on_gpu = device == "cuda"
+    kind: dict[str, Any] = {"device": device, "dtype": torch.bfloat16}
     weights = [torch.randn(4 * width, width, **kind).mul_(width**-0.5) for _ in range(4)]
     back = [torch.randn(width, 4 * width, **kind).mul_((4 * width) ** -0.5) for _ in range(4)]
     x = torch.randn(tokens, width, **kind)
-    host = torch.empty(tokens, width, dtype=torch.bfloat16).pin_memory()
+    host = torch.empty(tokens, width, dtype=torch.bfloat16, pin_memory=on_gpu)
 
     def unit() -> None:
         nonlocal x
         with torch.inference_mode():
             for up, down in zip(weights, back, strict=True):
-                mixed = x.view(1, tokens, 24, 128).transpose(1, 2)
+                mixed = x.view(1, tokens, heads, width // heads).transpose(1, 2)
                 mixed = (
                     F.scaled_dot_product_attention(mixed, mixed, mixed).transpose(1, 2).reshape(tokens, width)
                 )
                 x = F.rms_norm(x + mixed + F.linear(F.gelu(F.linear(x, up)), down), (width,))
             host.copy_(x, non_blocking=True)
-            torch.cuda.synchronize()
+            if on_gpu:
+                torch.cuda.synchronize()
 
     unit.result = lambda: hashlib.sha256(host.view(torch.uint8).numpy().tobytes()).hexdigest()  # type: ignore[attr-defined]
     return unit
