@@ -89,7 +89,7 @@ def _job(conn: sa.Connection, job: dict[str, Any], settings: Settings) -> Iterat
             )
             failed = "a task" if number == 1 else f"{number} tasks"
             which = "" if number == 1 else ", the first"
-            text = f"{failed} of step {step['name']!r} failed{which}: {error}; `farm retry` runs it again"
+            text = f"{failed} of step {step['name']!r} failed{which}: {error}; a retry runs it again"
             yield Reason("failed", text, {"step_id": step["id"], "tasks": number})
         if step["deferred"]:
             text = f"step {step['name']!r} gets its tasks when the step that it waits for is done"
@@ -137,7 +137,9 @@ def _task(conn: sa.Connection, task_id: str, settings: Settings) -> Iterator[Rea
     if state in (TaskState.DONE, TaskState.CANCELLED):
         yield Reason("ended", f"the task is {state}", {"state": state})
     elif state == TaskState.FAILED:
-        yield Reason("failed", f"it failed: {task['error']}; `farm retry` its job", {"task_id": task_id})
+        yield Reason(
+            "failed", f"it failed: {task['error']}; retry its job to run it again", {"task_id": task_id}
+        )
     elif state == TaskState.UNREACHABLE:
         yield Reason("unreachable", f"it cannot be reached: {task['error']}", {"task_id": task_id})
     elif state == TaskState.BLOCKED:
@@ -162,7 +164,7 @@ def _flags(row: dict[str, Any]) -> Iterator[Reason]:
     if row["cancel_requested"]:
         yield Reason("cancelled", "a person has cancelled the job; what runs is being stopped")
     elif row["paused"]:
-        yield Reason("paused", "the job is paused; `farm resume` it")
+        yield Reason("paused", "the job is paused; resume it to let it go on")
 
 
 def _jobs_before(conn: sa.Connection, job_id: str) -> Iterator[Reason]:
@@ -315,7 +317,7 @@ def _nobody(
     wants = ", ".join(f"{name} = {value!r}" for name, value in requires.items())
     text = (
         f"none of the {len(serving)} slots of pool {pool!r} fulfils what it requires ({wants}); "
-        "it waits until a node with one that does joins"
+        "it waits until a node with such a slot joins"
     )
     return Reason("no_slot_fits", text, {"pool": pool, "requires": dict(requires)})
 

@@ -238,6 +238,21 @@ def test_an_unknown_job_is_said_to_be_unknown(guarded: Guarded, farm_up: Up) -> 
     sign_in(guarded.page, farm_up)
     guarded.page.goto("/jobs/job_00000000000000000000000000000000")
     expect(guarded.page.get_by_text("There is no such job")).to_be_visible()
+    # nothing here is alive: it does not say for ever that it connects
+    expect(guarded.page.locator("#live")).to_be_hidden()
+
+
+def test_a_job_without_a_film_has_no_tab_for_one_and_a_job_nobody_can_run_says_so(
+    page: Page, farm_up: Up, tmp_path: Path
+) -> None:
+    job = submit(farm_up, tmp_path, "for a gpu", device="cuda", frames="15")
+    page.goto(f"/jobs/{job.id}")
+    expect(page.get_by_role("tab", name="Frames")).to_be_visible()
+    expect(page.get_by_role("tab", name="Film")).to_have_count(0)
+    expect(page.locator("#why")).to_contain_text("device = 'cuda'")
+    expect(page.locator("#why")).not_to_contain_text("`")
+    with farm_up.client() as farm:
+        farm.cancel(job.id)
 
 
 def test_every_page_fits_a_phone(browser: Browser, farm_up: Up, tmp_path: Path) -> None:
@@ -252,6 +267,16 @@ def test_every_page_fits_a_phone(browser: Browser, farm_up: Up, tmp_path: Path) 
         phone.page.wait_for_selector("[aria-busy=true]", state="detached")
         width = phone.page.evaluate("document.documentElement.scrollWidth")
         assert width <= 360, f"{path} is {width} pixels wide"
+    phone.page.goto(farm_up.url + "/machines")
+    slot = phone.page.get_by_role("cell", name="cpu-0")
+    expect(slot).to_be_visible()
+    for cell in slot.locator("xpath=..").locator("td:visible").all():
+        box = cell.bounding_box()
+        assert box is not None
+        assert box["x"] >= 0, "a slot is shown whole"
+        assert box["x"] + box["width"] <= 360, "a slot is shown whole"
+    phone.page.get_by_role("button", name="Sign out").click()
+    phone.page.wait_for_url("**/signin")
     phone.context.close()
     assert phone.troubles == []
     with farm_up.client() as farm:

@@ -87,7 +87,7 @@ def test_failures_and_back_off_are_named(world: World) -> None:
     with world.db.write() as conn:
         conn.execute(tasks.update().values(not_before=None))
     world.run(task_id, AttemptState.FAILED, error="no light")
-    assert "no light; `farm retry`" in _why(world, task_id)["failed"].text
+    assert "no light; retry its job" in _why(world, task_id)["failed"].text
     assert "no light" in _why(world, job_id)["failed"].text
     assert "'render', which it depends on, did not succeed" in (
         _why(world, world.tasks(job_id, "encode")[0])["unreachable"].text

@@ -45,3 +45,6 @@ export const moment = (text) => (text ? new Date(text).toLocaleString() : "–")
 export const count = (number) => number.toLocaleString("en").replaceAll(",", " ");
 export const plural = (number, word) => `${count(number)} ${word}${number === 1 ? "" : "s"}`;
 export const percent = (fraction) => `${fraction >= 1 ? 100 : Math.min(99, Math.floor(fraction * 100))} %`;
+
+/** A frame range in words: one frame by its number is `frame 15`. */
+export const framesText = (range) => /^-?\d+$/.test(range) ? `frame ${range}` : `frames ${range}`;

@@ -42,6 +42,12 @@ export function listen({ job, seen, again }) {
   addEventListener("pageshow", (event) => { if (event.persisted) { open(); again?.(); } });
 }
 
+/** A page that shows nothing alive says nothing of being connected. */
+export function silence() {
+  const node = byId("live");
+  if (node) node.hidden = true;
+}
+
 function mark(state, text) {
   const node = byId("live");
   if (!node) return;

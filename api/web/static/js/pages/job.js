@@ -1,7 +1,7 @@
 import { get } from "../api.js";
 import { bar, byId, emptyNote, fill, h, keyed, setBar, stateMark } from "../dom.js";
-import { ago, count, duration, left, moment, percent, plural } from "../format.js";
-import { calmly, listen } from "../live.js";
+import { ago, count, duration, framesText, left, moment, percent, plural } from "../format.js";
+import { calmly, listen, silence } from "../live.js";
 import { begin, leaveTo } from "../shell.js";
 import { badShare, badTasks, hasEnded, progress, secondsLeft, shownState } from "../work.js";
 import { showActions } from "../parts/actions.js";
@@ -67,7 +67,7 @@ function updateStep(node, step) {
   const done = progress(step);
   setBar(node.querySelector(".bar"), done, { state: step.state, label: `${step.name}: ${percent(done)} done`, bad: badShare(step) });
   const [amount, rest] = node.querySelectorAll("small span");
-  amount.textContent = step.frames_total ? `${count(step.frames_done)} of ${count(step.frames_total)} frames`
+  amount.textContent = step.frames_total ? `${count(step.frames_done)} of ${plural(step.frames_total, "frame")}`
     : step.deferred ? "planned when the step before is done" : percent(done);
   const seconds = secondsLeft({ ...step, paused: state.job.paused });
   rest.textContent = seconds !== null && step.state === "running" ? `${left(seconds)} left`
@@ -78,21 +78,25 @@ function drawReasons(job) {
   const holder = byId("why");
   const active = job.tasks.running + job.tasks.dispatched;
   const show = state.why.length > 0 && (job.state === "failed" || active === 0);
-  fill(holder, (job.error || show) && h("div", { class: job.state === "failed" ? "reasons bad" : "reasons" },
+  const waits = show ? state.why.map((reason) => reason.text).filter((text) => text !== job.error) : job.warnings;
+  fill(holder, (job.error || waits.length > 0) && h("div", { class: job.state === "failed" ? "reasons bad" : "reasons" },
     h("b", null, job.state === "failed" ? "Why it failed" : "What it waits for"), job.error && h("p", null, job.error),
-    show && state.why.filter((reason) => reason.text !== job.error).slice(0, 6).map((reason) => h("p", null, reason.text))));
+    waits.slice(0, 6).map((text) => h("p", null, text))));
 }
 
 function drawTabs() {
   const { job, steps, artifacts } = state;
   const makesFrames = steps.some((step) => step.frames_total > 0 || step.outputs.length > 0);
   const counts = { frames: job.frames_total || "", film: artifacts.length || "" };
-  const tabs = TABS.filter(([name]) => name !== "frames" || makesFrames);
+  const makesFilms = artifacts.length > 0 || steps.some((step) => step.engine === "encode");
+  const tabs = TABS.filter(([name]) => (name !== "frames" || makesFrames) && (name !== "film" || makesFilms));
   const holder = byId("tabs");
   if (holder.childElementCount !== tabs.length) {
     holder.replaceChildren(...tabs.map(([name, label]) => h("button", { type: "button", role: "tab", id: `t-${name}`,
       "aria-controls": `tab-${name}`, onclick: () => choose(name) }, label, h("span", { class: "count" }))));
   }
+  // a tab may come later, with the first artifact
+  if (state.tab) choose(state.tab, true);
   for (const [name] of tabs) byId(`t-${name}`).lastElementChild.textContent = counts[name] ? count(counts[name]) : "";
   if (!state.tab) {
     const wanted = location.hash.slice(1);
@@ -143,7 +147,7 @@ async function nameTasks() {
   const wanted = [...new Set(state.attempts.map((one) => one.task_id))].filter((task) => !state.tasks.has(task));
   if (!wanted.length) return;
   const page = await get(`/v1/jobs/${id}/tasks`, { limit: 1000 });
-  for (const task of page.items) state.tasks.set(task.id, `${names.get(task.step_id)}${task.frames ? ` ${task.frames}` : ""}`);
+  for (const task of page.items) state.tasks.set(task.id, `${names.get(task.step_id)}${task.frames ? `, ${framesText(task.frames)}` : ""}`);
 }
 
 function openLog(attempt) {
@@ -176,6 +180,7 @@ try {
   setInterval(() => { if (!hasEnded(state.job)) refresh(); }, 4000);
 } catch (error) {
   if (error.status !== 401) {
+    silence();
     byId("job").setAttribute("aria-busy", "false");
     byId("job").replaceChildren(h("div", { class: "panel" }, emptyNote("search", error.status === 404 ? "There is no such job" : "The job cannot be shown", error.message)));
   }

@@ -1,6 +1,6 @@
 import { get, post } from "../api.js";
 import { bar, byId, emptyNote, fill, h, keyed, setBar, stateMark, toast } from "../dom.js";
-import { ago, count, plural, size } from "../format.js";
+import { ago, count, framesText, plural, size } from "../format.js";
 import { calmly, listen } from "../live.js";
 import { guardPanel, updateGuard } from "../parts/guard.js";
 import { acting, begin, may } from "../shell.js";
@@ -94,7 +94,7 @@ function updateSlot(row, slot) {
   fill(device, h("span", { title: slot.device.uuid ?? null }, deviceText(slot.device)), seat(slot.device));
   fill(pools, h("span", { class: "pool-list" }, slot.pools.map((pool) => h("span", { class: "chip" }, pool))));
   const held = slot.task_ids.map((id) => tasks.get(id)).find(Boolean);
-  fill(task, held ? h("a", { class: "task", href: `/jobs/${held.job_id}` }, `${held.step}${held.frames ? `, frames ${held.frames}` : ""}`)
+  fill(task, held ? h("a", { class: "task", href: `/jobs/${held.job_id}` }, `${held.step}${held.frames ? `, ${framesText(held.frames)}` : ""}`)
     : slot.task_ids.length ? h("span", { class: "mono task" }, `…${slot.task_ids[0].slice(-8)}`) : h("span", { class: "faint" }, "–"));
   restarts.textContent = slot.restarts || "–";
 }
