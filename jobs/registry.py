@@ -8,6 +8,7 @@ from farm.errors import FieldFault, UnknownKind
 from jobs.kind import Kind
 
 _BUILT_IN = {
+    "nerf": "jobs.nerf",
     "render": "jobs.render",
     "encode": "jobs.encode",
     "video": "jobs.video",
