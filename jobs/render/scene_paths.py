@@ -78,7 +78,9 @@ class _Checker:
         elif suffix == ".mtl":
             self.mtl(job_path, path)
         elif suffix == ".glb":
-            self.glb(job_path, path)
+            self.gltf(job_path, read_glb_json(path, job_path))
+        elif suffix == ".gltf":
+            self.gltf(job_path, _parse_gltf(self.text(job_path, path), job_path))
 
     def file(self, job_path: str, named_by: str) -> Path:
         """The file at a job path; it must be there, be a plain file, and be the job's own."""
@@ -188,9 +190,8 @@ class _Checker:
                 if found is not None:
                     self.visit(found, job_path)
 
-    def glb(self, job_path: str, path: Path) -> None:
+    def gltf(self, job_path: str, document: dict[str, Any]) -> None:
         home = [PurePosixPath(job_path).parent]
-        document = read_glb_json(path, job_path)
         for kind in ("buffers", "images"):
             for item in document.get(kind) or []:
                 uri = item.get("uri") if isinstance(item, dict) else None
@@ -212,10 +213,14 @@ def read_glb_json(path: Path, label: str) -> dict[str, Any]:
             raise PermanentFailure(f"{label} is glTF version {version}; export it as glTF 2.0")
         if total > size or length > size - 20 or kind != 0x4E4F534A:
             raise PermanentFailure(f"{label} is cut short: it says {total:,} bytes and has {size:,}")
-        try:
-            document = json.loads(file.read(length))
-        except ValueError as error:
-            raise PermanentFailure(f"{label}: its JSON cannot be read: {error}") from None
+        return _parse_gltf(file.read(length), label)
+
+
+def _parse_gltf(data: bytes, label: str) -> dict[str, Any]:
+    try:
+        document = json.loads(data)
+    except ValueError as error:
+        raise PermanentFailure(f"{label}: its JSON cannot be read: {error}") from None
     if not isinstance(document, dict):
         raise PermanentFailure(f"{label}: its JSON is not an object")
     return document

@@ -24,6 +24,7 @@ from jobs.render.scene_paths import check_scene
 from jobs.render.spec import Spec
 
 _CHECKED: Final = {".obj", ".ply", ".glb", ".gltf"}
+_MESA: Final = "/usr/share/glvnd/egl_vendor.d/50_mesa.json"
 _MEDIA: Final = {"png": "image/png", "jpeg": "image/jpeg", "exr": "image/x-exr"}
 
 
@@ -351,6 +352,9 @@ def _environment(spec: Spec, threads: int, on_gpu: bool) -> dict[str, str]:
     if spec.settings.ocio is not None:
         inside = confinement().name == "bubblewrap"
         env["OCIO"] = f"/assets/{spec.settings.ocio}" if inside else spec.settings.ocio
+    if not on_gpu:
+        # without bubblewrap OpenGL would find the machine's first GPU, whoever owns it
+        env |= {"LIBGL_ALWAYS_SOFTWARE": "1", "__EGL_VENDOR_LIBRARY_FILENAMES": _MESA}
     if on_gpu:
         env |= {n: os.environ[n] for n in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER") if n in os.environ}
     return env

@@ -11,6 +11,7 @@ folder = sys.argv[1]
 bpy.ops.wm.read_factory_settings(use_empty=True)
 bpy.ops.mesh.primitive_cube_add(size=1.6)
 bpy.ops.export_scene.gltf(filepath=f"{folder}/cube.glb", export_format="GLB")
+bpy.ops.export_scene.gltf(filepath=f"{folder}/cube.gltf", export_format="GLTF_SEPARATE")
 bpy.ops.wm.obj_export(filepath=f"{folder}/cube.obj")
 bpy.ops.wm.ply_export(filepath=f"{folder}/cube.ply")
 bpy.ops.wm.usd_export(filepath=f"{folder}/cube.usdc")

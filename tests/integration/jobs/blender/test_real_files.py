@@ -66,6 +66,19 @@ def test_each_file_renders_once_its_lacks_are_answered(job: MakeJob, name: str) 
     assert picture.std() > 1.0, f"{name} shows nothing"
 
 
+def test_frames_below_zero_are_rendered_under_their_numbers(job: MakeJob) -> None:
+    blender = {"camera": "auto", "engine": "cycles"}
+    one = job(
+        REAL / "00_slide_negative_frames.blend",
+        frames="-3,0",
+        samples=1,
+        resolution=[64, 36],
+        blender=blender,
+    )
+    host = one.run()
+    assert sorted(number for step, number in host.published if step == "render") == [-3, 0]
+
+
 def test_eevee_is_proved_on_one_file(job: MakeJob) -> None:
     """Its passes too: their channels are a table of ours, as EEVEE tells them to nobody."""
     passes = [

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,11 @@ import pytest
 from PIL import Image
 
 from api.cli.submit import from_source, kind_of
-from farm.errors import InvalidInput
+from farm.errors import InvalidInput, NotInstalled
+from jobs.render.blender import installation
 from jobs.render.shorthand import Gathered
-from tests.integration.jobs.blender.conftest import REPOSITORY, Job, run_in_blender
+from tests.benchmarks import blender_gpu
+from tests.integration.jobs.blender.conftest import REAL, REPOSITORY, Job, run_in_blender
 
 MakeJob = Callable[..., Job]
 
@@ -98,7 +101,8 @@ def test_a_file_that_is_no_blend_is_refused(tmp_path: Path) -> None:
 
 def test_other_scene_formats_go_through_blender(python: str, tmp_path: Path, job: MakeJob) -> None:
     run_in_blender(python, "export_files.py", str(tmp_path))
-    for name in ("cube.glb", "cube.obj", "cube.ply", "cube.usdc"):
+    # the .gltf brings its .bin along, the .obj its .mtl
+    for name in ("cube.glb", "cube.gltf", "cube.obj", "cube.ply", "cube.usdc"):
         body, files = from_source("render", tmp_path / name, {"frames": "1", "samples": 4})
         scene = body["spec"].pop("scene")
         blender = {"camera": "auto"}
@@ -109,6 +113,22 @@ def test_other_scene_formats_go_through_blender(python: str, tmp_path: Path, job
         one.run()
         picture = np.asarray(Image.open(one.file(1)).convert("L"))
         assert picture.std() > 5, f"{name} shows nothing"
+
+
+def test_the_gpu_script_refuses_cleanly_where_there_is_no_blender(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    if not REAL.is_dir():
+        pytest.skip("the real .blend files are not beside the repository")
+    monkeypatch.setenv("FARM_BLENDER_HOME", str(tmp_path))
+    monkeypatch.setattr(blender_gpu, "nvml", lambda: nullcontext(None))
+
+    def no_python() -> Path:
+        raise NotInstalled("the bpy wheel needs Python 3.11")
+
+    monkeypatch.setattr(installation, "find_python", no_python)
+    assert blender_gpu.main() == 3
+    assert capsys.readouterr().out == "not run: the bpy wheel needs Python 3.11\n"
 
 
 def test_the_gpu_script_refuses_cleanly_where_there_is_no_gpu() -> None:

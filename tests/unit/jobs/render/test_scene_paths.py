@@ -178,6 +178,20 @@ def test_a_glb_that_reads_outside_is_refused(root: Path, kind: str, uri: str) ->
         check(root, "scene/a.glb")
 
 
+@pytest.mark.parametrize("kind", ["buffers", "images"])
+def test_a_gltf_brings_its_files_and_reads_none_outside(root: Path, kind: str) -> None:
+    scene = root / "scene" / "a.gltf"
+    (root / "scene" / "with space.bin").touch()
+    scene.write_text(json.dumps({kind: [{"uri": "with%20space.bin"}]}))
+    assert check(root, "scene/a.gltf") == {"scene/a.gltf", "scene/with space.bin"}
+    scene.write_text(json.dumps({kind: [{"uri": "../../secret"}]}))
+    with pytest.raises(EscapedPath, match="secret"):
+        check(root, "scene/a.gltf")
+    scene.write_text("{")
+    with pytest.raises(PermanentFailure, match=r"a\.gltf: its JSON cannot be read"):
+        check(root, "scene/a.gltf")
+
+
 def test_a_glb_with_its_data_inside_is_fine(root: Path) -> None:
     glb(root / "scene" / "a.glb", {"buffers": [{"uri": "data:application/octet-stream;base64,AA=="}, {}]})
     assert check(root, "scene/a.glb") == {"scene/a.glb"}
