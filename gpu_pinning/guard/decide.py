@@ -50,8 +50,6 @@ class Policy:
     """How far back the windows go that a breach is read from."""
     min_steps: int = 4
     """A look at fewer steps says nothing by itself."""
-    min_over: int = 3
-    """Nor does one at fewer slow steps: with one or two of a handful, chance would hold the farm."""
     climb_after: tuple[float, ...] = (0.0, 0.5, 0.75, 6.0, 20.0)
     """How long a breach lasts on each rung before the next is climbed: from FREE, NO_NEW_WORK, …"""
     top: Rung = Rung.PARK
@@ -166,7 +164,7 @@ def _breach(recent: tuple[Window, ...], policy: Policy) -> tuple[bool, float]:
         tally = tally.add(window)
         if count == length:
             length *= 2
-            enough = tally.steps >= policy.min_steps and tally.over >= policy.min_over
+            enough = tally.steps >= policy.min_steps
             if enough and tail_bound(tally.over, tally.steps, policy.allowed_share) <= policy.chance:
                 breached = True
                 worst = max(worst, tally.share)

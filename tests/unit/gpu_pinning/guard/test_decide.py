@@ -194,6 +194,17 @@ def test_never_lets_go_while_it_helps_and_the_breach_lasts() -> None:
                 assert moment.verdict.event != "not_us"
 
 
+def test_never_lets_go_while_holding_helps_although_the_breach_goes_on() -> None:
+    """Something else slows 8 % of the steps, the farm another 50 %: holding helps, and is no cure."""
+    for seed in range(5):
+        neighbour = Neighbour(harm=lambda _: 0.5, own=lambda _: 0.08)
+        moments = list(run(neighbour, 60, seed=seed))
+        held = after(moments, first(moments, Rung.PAUSE))
+        assert sum(m.verdict.breached for m in held) > len(held) / 2, "the breach goes on while all is held"
+        assert all(m.verdict.rung >= Rung.PAUSE for m in held)
+        assert not [m for m in moments if m.verdict.event in ("not_us", "let_go")]
+
+
 def test_flapping_doubles_the_dwell() -> None:
     moments = list(run(Neighbour(harm=lambda _: 0.6), 300))
     releases = [m.window.end for m in moments if m.verdict.event == "let_go"]
@@ -239,6 +250,20 @@ def test_a_clock_that_jumps_back_neither_holds_nor_frees() -> None:
     assert all(m.verdict.rung is Rung.FREE for m in run(jumped, 30))
     harmed = Neighbour(harm=lambda _: 0.6, clock=lambda t: t if t < 5 else t - 4)
     assert first(list(run(harmed, 30)), Rung.PAUSE) < 10
+
+
+def test_windows_from_before_a_clock_jumped_back_are_forgotten() -> None:
+    state = GuardState()
+    for index in range(8):
+        start = 1000 + 0.25 * index
+        state, verdict = decide(state, Window(start, start + 0.25, Condition.SERVING, 25, 20), POLICY)
+    assert verdict.breached
+    state, verdict = decide(state, Window(3.0, 3.25, Condition.SERVING, 25, 0), POLICY)
+    assert not verdict.breached, "the slow steps lie in a time that is not the present one's past"
+    for index in range(400):
+        start = 3.25 + 0.25 * index
+        state, verdict = decide(state, Window(start, start + 0.25, Condition.SERVING, 25, 0), POLICY)
+    assert verdict.rung is Rung.FREE, "and the dwell is counted on the new clock"
 
 
 def test_the_guard_stops_at_its_top_rung() -> None:
