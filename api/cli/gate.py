@@ -1,4 +1,4 @@
-"""``farm models gate``: measure how much a lossy choice changes a model's films; the model keeps the figures."""
+"""``farm models gate``: measure how a lossy choice changes a model's films, and keep it with the model."""
 
 from __future__ import annotations
 
