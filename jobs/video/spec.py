@@ -120,7 +120,10 @@ class Spec(Model):
     )
     frames: int | None = Field(default=None, description="Number of frames; or say `seconds`.")
     seconds: float | None = Field(
-        default=None, gt=0, le=3600, description="Length; seconds times fps frames, or one more, must be a count that the model makes."
+        default=None,
+        gt=0,
+        le=3600,
+        description="Length; seconds times fps, or one frame more, must be a count that the model makes.",
     )
     fps: FrameRate | None = Field(default=None, description="Frames per second; left out: the model's.")
     size: Resolution | None = Field(
