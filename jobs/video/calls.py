@@ -39,8 +39,11 @@ def arguments(
         # LTX times its position embeddings in seconds
         fps = Fraction(generation.fps)
         wishes["frame_rate"] = int(fps) if fps.denominator == 1 else float(fps)
-    if generation.strength is not None:
+    if generation.strength is not None and "conditions" not in takes:
         wishes["strength"] = generation.strength
+    facts = generation.model.facts
+    if facts.decode_timestep is not None:
+        wishes |= {"decode_timestep": facts.decode_timestep, "decode_noise_scale": facts.decode_noise_scale}
     wishes |= _pictures(view, generation, pictures, takes)
     dropped = {"max_sequence_length", "negative_prompt", "num_frames"}
     unknown = sorted(set(wishes) - set(takes) - dropped)
@@ -60,7 +63,9 @@ def _pictures(
     if generation.task == "t2v":
         return {}
     if generation.task == "v2v":
-        return {"conditions": [condition(video=pictures["video"], frame_index=0)]}
+        # a condition of strength s begins at a noise level of 1 - s, and its default keeps the video as it is
+        kept = 1.0 - (generation.strength if generation.strength is not None else 1.0)
+        return {"conditions": [condition(video=pictures["video"], frame_index=0, strength=kept)]}
     conditions = [condition(image=pictures["image"], frame_index=0)]
     if "last_image" in pictures:
         # a condition at a frame other than the first begins a group of latent frames
