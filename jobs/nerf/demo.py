@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +24,22 @@ def assets() -> dict[str, Path]:
     """Job path to file, for every asset of the job that renders the views."""
     files = {path: file for path, file in still_life.assets().items() if path != "scene.xml"}
     return {"scene.xml": _SCENE, **files}
+
+
+def available() -> bool:
+    """Whether what trains a field is installed."""
+    return all(importlib.util.find_spec(name) is not None for name in ("torch", "safetensors"))
+
+
+def before() -> dict[str, Any]:
+    """Body of the job that comes first."""
+    return {"kind": "render", "name": "orbit-views", "spec": views_spec()}
+
+
+def figure(artifacts: Mapping[str, Mapping[str, Any]]) -> str:
+    """PSNR on the held-out views, from the evaluation's report."""
+    report = artifacts["report.json"]
+    return f"{report['psnr']:.2f} dB PSNR on {report['views']} views that it never saw"
 
 
 def views_spec(views: int = VIEWS, size: tuple[int, int] = SIZE) -> dict[str, Any]:
@@ -49,7 +67,7 @@ def spec(source: str, seconds: float = 45.0) -> dict[str, Any]:
     return {
         "source": {"type": "job", "job": source},
         "method": "nerf",
-        "train": {"seconds": seconds, "preview_s": 5.0, "background": "random"},
+        "train": {"seconds": seconds, "preview_s": 5.0, "sh_degree": 0},
         "path": {"type": "orbit", "elevation": 22.0, "fov": 42.0},
         "frames": "1-48",
         "resolution": [320, 240],

@@ -121,7 +121,7 @@ class NerfEngine:
             found, files = evaluate(spec, held, folder, host)
         with host.phase("write"):
             for name, path, media_type in files:
-                host.publish_artifact(name, path, media_type, {"psnr": found["mean"].get("psnr")})
+                host.publish_artifact(name, path, media_type, {**found["mean"], "views": len(found["views"])})
         host.result(found)
         host.progress(1.0, f"held out {found['mean'].get('psnr', 0.0):.2f} dB")
 

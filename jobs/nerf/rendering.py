@@ -139,7 +139,10 @@ def to_png(colour: Pixels) -> bytes:
 
 def to_linear(srgb: Any) -> Pixels:
     """The sRGB curve undone."""
-    return np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4).astype(np.float32)
+    linear: Pixels = np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4).astype(
+        np.float32
+    )
+    return linear
 
 
 def write_outputs(

@@ -67,6 +67,8 @@ def make(farm: FarmClient, films: list[DemoFilm], output: Path) -> None:
         path = film.fetch(farm, job.id, output)
         took = (ended.finished_at - ended.created_at).total_seconds() if ended.finished_at else 0.0
         terminal.say(f"{film.name}: {ended.frames_done} frames and the film verified, {took:.0f} s")
+        if figure := film.figure(farm, job.id):
+            terminal.say(f"{film.name}: {figure}")
         sys.stdout.write(f"{path}\n")
         sys.stdout.flush()
 

@@ -19,8 +19,9 @@ from jobs.video.models import body_of
 class DemoFilm:
     """One film: ``module`` offers ``spec()``, the job's spec, and ``assets()``, its files by job path.
 
-    It may offer ``models()``, folders of the models that the job names, and ``available()``, whether what
-    the film is made from is in this tree.
+    It may offer ``models()``, folders of the models that the job names; ``available()``, whether what the
+    film is made from is here; ``before()``, the body of a job that comes first, whose id ``spec`` then takes
+    and whose files ``assets()`` are; and ``figure(artifacts)``, a line about what came out.
     """
 
     name: str
@@ -37,14 +38,18 @@ class DemoFilm:
         module = importlib.import_module(self.module)
         for name, folder in getattr(module, "models", dict)().items():
             farm.add_model(body_of(inspect(name, folder)))
-        body = {
-            "kind": self.kind,
-            "name": self.title,
-            "project": "default",
-            "labels": {"show": "demo"},
-            "spec": module.spec(),
-        }
-        return send(farm, body, module.assets())
+        common = {"project": "default", "labels": {"show": "demo"}}
+        body = {"kind": self.kind, "name": self.title, **common}
+        if not hasattr(module, "before"):
+            return send(farm, {**body, "spec": module.spec()}, module.assets())
+        first = send(farm, {**module.before(), **common}, module.assets())
+        return send(farm, {**body, "spec": module.spec(first.id), "after": [first.id]}, {})
+
+    def figure(self, farm: FarmClient, job_id: str) -> str:
+        """A line about what came out; empty where the film has none to tell."""
+        module = importlib.import_module(self.module)
+        found = {item.name: item.meta for item in farm.artifacts(job_id)}
+        return str(getattr(module, "figure", lambda _: "")(found))
 
     def fetch(self, farm: FarmClient, job_id: str, folder: Path) -> Path:
         """Download the finished film, checked against its hash."""
@@ -57,5 +62,6 @@ class DemoFilm:
 
 FILMS = [
     DemoFilm("video", "video", "jobs.video.demo", "moving-shape"),
+    DemoFilm("nerf", "nerf", "jobs.nerf.demo", "orbit"),
     DemoFilm("render", "render", "jobs.render.demo", "turntable"),
 ]

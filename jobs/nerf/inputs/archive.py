@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from farm.errors import PermanentFailure
-from jobs.nerf.inputs.pictures import is_junk
+from jobs.nerf.names import is_junk
 
 MAX_BYTES: Final = 64 * 2**30
 MAX_FILES: Final = 100_000
@@ -25,6 +25,7 @@ def unpack(archive: Path, folder: Path, label: str) -> Path:
     than any set of photographs would: the sizes that the archive states are checked first, and again while
     unpacking, for an archive can lie.
     """
+    folder.mkdir(parents=True, exist_ok=True)
     packed = max(archive.stat().st_size, 1)
     limit = min(MAX_BYTES, max(_FREE, packed * MAX_RATIO))
     try:

@@ -9,10 +9,10 @@ from farm.errors import PermanentFailure
 from jobs.engine import Host
 from jobs.nerf.inputs.archive import unpack
 from jobs.nerf.inputs.colmap import find_model, read_colmap
-from jobs.nerf.inputs.pictures import is_junk, is_picture
 from jobs.nerf.inputs.raw import Lens, RawPicture, RawScene
 from jobs.nerf.inputs.transforms import read_transforms
 from jobs.nerf.inputs.video import pick_frames
+from jobs.nerf.names import is_junk, is_picture
 from jobs.nerf.scene import check_matrix
 from jobs.nerf.sources import ColmapSource, ImagesSource, JobSource, TransformsSource, VideoSource
 from jobs.nerf.spec import Spec

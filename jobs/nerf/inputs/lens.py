@@ -32,7 +32,7 @@ def project(lens: Lens, x: Array, y: Array) -> tuple[Array, Array]:
         above = (
             1 + r2 * (k1 + r2 * (k2 + r2 * k3)) if lens.model == "FULL_OPENCV" else 1 + r2 * (k1 + r2 * k2)
         )
-        below = 1.0
+        below: Array | float = 1.0
         if lens.model == "FULL_OPENCV":
             k5, k6 = lens.value("k5"), lens.value("k6")
             below = 1 + r2 * (k4 + r2 * (k5 + r2 * k6))
@@ -107,8 +107,8 @@ def sample(pixels: Pixels, u: Array, v: Array) -> Pixels:
     out[..., 3] = np.where(
         out[..., 3] >= 127.0, np.maximum(out[..., 3], 255.0 * _opaque(pixels)), out[..., 3]
     )
-    found: Pixels = np.clip(np.rint(out), 0, 255).astype(np.uint8)
-    return found
+    rounded: Pixels = np.clip(np.rint(out), 0, 255).astype(np.uint8)
+    return rounded
 
 
 def _opaque(pixels: Pixels) -> float:

@@ -1,9 +1,8 @@
-"""Read a photograph upright, as sRGB with straight alpha; junk is told by its name."""
+"""Read a photograph upright, as sRGB with straight alpha."""
 
 from __future__ import annotations
 
-import re
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -14,21 +13,8 @@ from farm.errors import NotInstalled, PermanentFailure
 
 Pixels = npt.NDArray[np.uint8]
 
-SUFFIXES: Final = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".webp", ".heic", ".heif")
-"""Files that count as photographs."""
 MAX_PIXELS: Final = 2**27
-_JUNK = re.compile(r"(^|/)(__MACOSX/|\._|\.DS_Store$|Thumbs\.db$|desktop\.ini$|\.|@eaDir/)", re.IGNORECASE)
 _ORIENTATION: Final = 0x0112
-
-
-def is_junk(name: str) -> bool:
-    """Whether a path names something that systems leave beside photographs (``__MACOSX/._x.jpg``)."""
-    return _JUNK.search(PurePosixPath(name).as_posix()) is not None
-
-
-def is_picture(name: str) -> bool:
-    """Whether a path names a photograph."""
-    return name.lower().endswith(SUFFIXES) and not is_junk(name)
 
 
 def open_picture(path: Path, label: str) -> Image.Image:

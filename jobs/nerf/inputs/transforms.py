@@ -11,8 +11,9 @@ from typing import Any, Final
 import numpy as np
 
 from farm.errors import PermanentFailure
-from jobs.nerf.inputs.pictures import SUFFIXES, open_picture, orientation, turned_lens
+from jobs.nerf.inputs.pictures import open_picture, orientation, turned_lens
 from jobs.nerf.inputs.raw import PARAMETERS, Lens, RawPicture, RawScene
+from jobs.nerf.names import SUFFIXES
 from jobs.nerf.scene import Array, check_matrix
 
 _LENS: Final = ("fl_x", "fl_y", "cx", "cy", "k1", "k2", "k3", "k4", "p1", "p2")

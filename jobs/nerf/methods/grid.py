@@ -49,7 +49,8 @@ def corners_of(points: Tensor, resolution: int) -> tuple[Tensor, Tensor]:
 def lookup(table: Tensor, points: Tensor, resolution: int) -> Tensor:
     """Features (n, c) at points in [-1, 1]^3 of a table (resolution ** 3, c). Differentiable in the table."""
     corners, weights = corners_of(points, resolution)
-    found: Tensor = _Lookup.apply(table, corners, weights)
+    apply: Any = _Lookup.apply
+    found: Tensor = apply(table, corners, weights)
     return found
 
 

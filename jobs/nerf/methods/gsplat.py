@@ -82,7 +82,7 @@ class CudaSplats(Splats):
         loss = (1 - _SSIM_SHARE) * (made - target).abs().mean() + _SSIM_SHARE * (1.0 - _ssim(made, target))
         loss = loss + 0.01 * torch.sigmoid(self._parameters["opacities"]).mean()
         loss = loss + 0.01 * torch.exp(self._parameters["scales"]).mean()
-        loss.backward()
+        torch.autograd.backward(loss)
         grads = [value.grad for value in others]
         for value in others:
             value.requires_grad_(False)

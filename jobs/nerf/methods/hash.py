@@ -91,7 +91,7 @@ class HashGrid(VolumeField):
             side = resolution + 2
             return (cell[:, 2] * side + cell[:, 1]) * side + cell[:, 0]
         mixed = (cell[:, 0] * _PRIMES[0]) ^ (cell[:, 1] * _PRIMES[1]) ^ (cell[:, 2] * _PRIMES[2])
-        return mixed & (self.rows - 1)
+        return torch.bitwise_and(mixed, self.rows - 1)
 
     def _density(self, cube: Tensor) -> tuple[Tensor, Tensor]:
         hidden = torch.relu(self.encode(cube) @ self.values["w1"]) @ self.values["w2"]

@@ -43,7 +43,7 @@ def solve(
     images = folder / "images"
     images.mkdir(parents=True)
     lists = _lay_out(scene, settings, images, host)
-    matching = settings.matching
+    matching: str = settings.matching
     if matching == "auto":
         matching = "exhaustive" if len(scene.pictures) <= ALL_PAIRS else _for_many(scene)
     request = {
