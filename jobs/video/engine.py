@@ -12,12 +12,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from farm.errors import DeviceUnavailable, PermanentFailure
+from farm.errors import DeviceUnavailable, Interrupted, PermanentFailure
 from jobs.engine import Host, TaskContext
-from jobs.video import caching, calls, checkpoint, loras, payload, preview, speed
+from jobs.video import caching, calls, checkpoint, gang_child, loras, payload, preview, speed
 from jobs.video.attention import Attention
 from jobs.video.checkpoint import Snapshot
 from jobs.video.frames_out import FramesOut
+from jobs.video.gang import (
+    Dismissed,
+    Gang,
+    Member,
+    check_split,
+    disable_context_parallel,
+    enable_context_parallel,
+)
 from jobs.video.inputs import read_inputs
 from jobs.video.loop import DENOISED, Loop
 from jobs.video.memory import explained
@@ -35,12 +43,12 @@ torch: Any = importlib.import_module("torch")
 class _Film:
     """One film in the making."""
 
-    task: TaskContext
     host: Host
     generation: Generation
     environment: dict[str, Any] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     stage: list[str] = field(default_factory=lambda: ["encode"])
+    gang: Member | None = None
 
 
 class VideoEngine:
@@ -51,6 +59,7 @@ class VideoEngine:
         self.prompts = PromptCache()
         self.attention = Attention()
         self._out: FramesOut | None = None
+        self._gang: Gang | None = None
 
     def open(self, host: Host) -> None:
         """Say what torch works with here, and look at no hub: what is not in a model's folder is missing."""
@@ -60,6 +69,7 @@ class VideoEngine:
 
     def close(self) -> None:
         """Release models, memory and children."""
+        self._end_gang()
         if self._out is not None:
             self._out.close()
             self._out = None
@@ -72,24 +82,66 @@ class VideoEngine:
         if generation.device == "cpu" and (threads := task.device.get("threads")):
             # more threads than the slot owns only take turns; and their number is part of the bits
             torch.set_num_threads(int(threads))
-        film = _Film(task, host, generation)
+        film = _Film(host, generation)
         began = time.perf_counter()
         loaded = self.residency.get(generation, lambda: host.phase("load"))
         host.keep_warm(loaded.key)
         film.facts["load_s"] = round(time.perf_counter() - began, 3)
         out = self._out = self._out or FramesOut(int(task.device.get("threads") or os.cpu_count() or 1))
         ring = out.prepare(generation.width, generation.height, generation.bits, loaded.device)
+        gang = self._gang_for(generation, host)
         with (
             host.phase("work"),
             host.reserve(ring, "pinned" if loaded.device.type == "cuda" else "shm", "frame staging"),
-            host.frozen(out.pids),
+            host.frozen([*out.pids, *(gang.pids if gang else [])]),
             explained(generation, film.stage, loaded.nbytes),
         ):
-            self._make(film, loaded, out)
+            frames = self._sample(film, loaded) if gang is None else self._together(film, loaded, gang)
+            self._write(film, task, out, frames)
+
+    def follow(self, generation: Generation, host: Host, member: Member) -> None:
+        """Take part in a sample as a rank of a gang other than the first; its frames are the first one's."""
+        loaded = self.residency.get(generation, contextlib.nullcontext)
+        with contextlib.suppress(Dismissed), explained(generation, ["denoise"], loaded.nbytes):
+            self._sample(_Film(host, generation, gang=member), loaded)
 
     # --- one film ------------------------------------------------------------------------------------
 
-    def _make(self, film: _Film, loaded: Loaded, out: FramesOut) -> None:
+    def _gang_for(self, generation: Generation, host: Host) -> Gang | None:
+        """The other ranks that a job needs: those that are there, or new ones."""
+        check_split(generation)
+        if self._gang is not None and (self._gang.size != generation.gpus or not self._gang.alive()):
+            self._end_gang()
+        if generation.gpus > 1 and self._gang is None:
+            self._gang = Gang(generation, host.scratch.parent)
+        return self._gang
+
+    def _together(self, film: _Film, loaded: Loaded, gang: Gang) -> Any:
+        """The sample's frames, as the first rank of a gang."""
+        film.gang = gang.member
+        try:
+            gang.begin(gang_child.request(film.host, film.generation, film.host.restore()))
+            try:
+                frames = self._sample(film, loaded)
+            except Interrupted:
+                # said to every rank before the pass: they have stopped as well, and stay
+                gang.end()
+                raise
+            gang.end()
+        except Interrupted:
+            raise
+        except BaseException:
+            # the others would wait for this one: all or none
+            self._end_gang()
+            raise
+        return frames
+
+    def _end_gang(self) -> None:
+        gang, self._gang = self._gang, None
+        if gang is not None:
+            gang.close()
+
+    def _sample(self, film: _Film, loaded: Loaded) -> Any:
         host, generation = film.host, film.generation
         if loaded.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
@@ -104,6 +156,8 @@ class VideoEngine:
                 dtype = getattr(torch, generation.dtype)
                 ran = self.attention.use(generation.attention, denoisers, loaded.device, dtype)
                 film.facts |= {"attention": ran, "compiled": speed.prepare(loaded, generation, denoisers)}
+                if film.gang is not None and not generation.guidance_split:
+                    enable_context_parallel(denoisers, film.gang.size)
                 film.environment = checkpoint.environment(
                     loaded.device,
                     dtype=generation.dtype,
@@ -115,8 +169,9 @@ class VideoEngine:
                 )
                 frames = self._frames(film, loaded, view, denoisers, pictures)
         finally:
+            disable_context_parallel(denoisers)
             self.attention.reset(denoisers)
-        self._write(film, out, frames)
+        return frames
 
     def _frames(
         self, film: _Film, loaded: Loaded, view: Any, denoisers: list[Any], pictures: dict[str, Any]
@@ -144,7 +199,15 @@ class VideoEngine:
         given = calls.arguments(view, generation, generator, pictures)
         with self._previews(film, loaded) as previews:
             loop = Loop(
-                host, generation, view, denoisers, loaded.device, film.environment, previews, film.stage
+                host,
+                generation,
+                view,
+                denoisers,
+                loaded.device,
+                film.environment,
+                previews,
+                film.stage,
+                film.gang,
             )
             frames = loop.call(given, generator, saved, strict=not film.facts.get("differences"))
         watch, saver = loop.watch, loop.saver
@@ -188,7 +251,7 @@ class VideoEngine:
     @contextlib.contextmanager
     def _previews(self, film: _Film, loaded: Loaded) -> Iterator[preview.Previews | None]:
         vae = getattr(loaded.pipeline, "vae", None)
-        if not film.generation.preview or vae is None:
+        if not film.generation.preview or vae is None or (film.gang is not None and film.gang.rank):
             yield None
             return
         if "preview" not in loaded.notes:
@@ -204,8 +267,8 @@ class VideoEngine:
 
     # --- out -----------------------------------------------------------------------------------------
 
-    def _write(self, film: _Film, out: FramesOut, frames: Any) -> None:
-        host, generation, task = film.host, film.generation, film.task
+    def _write(self, film: _Film, task: TaskContext, out: FramesOut, frames: Any) -> None:
+        host, generation = film.host, film.generation
         # nothing of the job in it: the same settings give the same files
         described = generation.described()
         numbers = list(task.frames or ())

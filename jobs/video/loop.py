@@ -10,6 +10,7 @@ from farm.errors import ParkRequested
 from jobs.engine import Host
 from jobs.video import caching
 from jobs.video.checkpoint import Snapshot
+from jobs.video.gang import Dismissed, Member
 from jobs.video.payload import Generation
 from jobs.video.preview import Previews
 from jobs.video.replay import Run
@@ -26,7 +27,7 @@ DENOISED: Final = 0.9
 class Loop:
     """Obeys the control word, watches, saves and shows, between the passes of one call.
 
-    ``stage`` is told where the call is: ``encode``, ``denoise``, ``decode``.
+    ``stage`` is told where the call is: ``encode``, ``denoise``, ``decode``. In a gang every rank has one.
     """
 
     host: Host
@@ -37,6 +38,7 @@ class Loop:
     environment: dict[str, Any]
     previews: Previews | None = None
     stage: list[str] = field(default_factory=lambda: ["encode"])
+    gang: Member | None = None
     watch: Watch = field(init=False)
     saver: Saver = field(init=False)
 
@@ -61,13 +63,18 @@ class Loop:
         exact = generation.model.facts.resume == "exact"
         hooked = caching.hooked(generation)
         every = generation.checkpoint_every
+        gang = self.gang
+        saves = exact and (gang is None or gang.rank == 0)
 
         def boundary(run: Run) -> None:
             watch.passing()
             self.stage[-1] = "denoise"
-            if exact:
+            if saves:
                 saver.boundary(run)
-            host.check()
+            if gang is None:
+                host.check()
+            else:
+                gang.agree(host.check)
 
         def stepped(index: int, latents: Any) -> None:
             watch.stepped(index, latents)
@@ -80,6 +87,8 @@ class Loop:
         def decoding() -> None:
             watch.denoised()
             self.stage[-1] = "decode"
+            if gang is not None and gang.rank:
+                raise Dismissed
             host.check()
 
         run = Run(
@@ -90,6 +99,7 @@ class Loop:
             stepped=stepped,
             decoding=decoding,
             cache=caching.schedule_of(generation),
+            spread=gang.forward if gang is not None and generation.guidance_split else None,
             same_environment=strict,
         )
         with torch.inference_mode():
@@ -98,7 +108,7 @@ class Loop:
                     frames = self.view(**given).frames
                 watch.denoised()
             except ParkRequested:
-                if exact:
+                if saves:
                     saver.park(run)
                 raise
             except BaseException:

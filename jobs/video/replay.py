@@ -47,7 +47,8 @@ class Run:
 
     ``generators`` are the random generators of the job: their state is part of a snapshot. ``boundary(run)``
     is called before each real forward pass of a denoiser, ``stepped(index, latents)`` after each real step of
-    the first scheduler with the tensor that it gave. ``total`` is known from the first step on.
+    the first scheduler with the tensor that it gave. ``total`` is known from the first step on. ``spread``
+    (model, ordinal within the step, forward, args, kwargs) computes a pass together with other devices.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Run:
         stepped: Callable[[int, Any], None] = lambda index, latents: None,
         decoding: Callable[[], None] = lambda: None,
         cache: StepCache | None = None,
+        spread: Callable[[str, int, Callable[..., Any], Any, Any], Any] | None = None,
         same_environment: bool = True,
     ) -> None:
         self._pipe = pipe
@@ -69,6 +71,7 @@ class Run:
         self._stepped = stepped
         self._decoding = decoding
         self._cache = cache
+        self._spread = spread
         self._strict = same_environment
         self._instances: list[Any] = []
         self._calls: list[int] = []
@@ -181,6 +184,12 @@ class Run:
             return zeros_like(forms[min(ordinal, len(forms) - 1)], self._device(kwargs, args))
         self._boundary(self)
         self._within[name] = ordinal + 1
+        if self._spread is not None:
+            shared, own = self._spread, inner
+
+            def inner(*args: Any, **kwargs: Any) -> Any:
+                return shared(name, ordinal, own, args, kwargs)
+
         if self._cache is None:
             output = inner(*args, **kwargs)
         else:

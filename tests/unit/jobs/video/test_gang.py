@@ -1,0 +1,111 @@
+"""A gang of two ranks on a CPU, over gloo: the same film, all ranks or none."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from farm.errors import ParkRequested, PermanentFailure, TaskFailed
+from jobs.video import gang, payload
+from jobs.video.engine import VideoEngine
+from tests.unit.jobs.local_host import LocalHost
+from tests.unit.jobs.video.making import VideoHost, host, spec, step_of, task_of
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VideoEngine]:
+    """One engine for the module: its gang is made once, and again where a test breaks it."""
+    made = VideoEngine()
+    made.open(host(tmp_path_factory.mktemp("open")))
+    yield made
+    made.close()
+
+
+def make(engine: VideoEngine, at: VideoHost, **wish: Any) -> list[Any]:
+    """Frames of one run; a job may not ask for two CPUs, so the payload says it."""
+    task = task_of(at, spec("wan", seeds=[5]))
+    task.step[payload.KEY].update(wish)  # type: ignore[index]
+    engine.run(task, at)
+    files = [found.files["frame.png"] for _, found in sorted(at.published.items())]
+    return [np.asarray(Image.open(io.BytesIO(path.read_bytes()))).astype(int) for path in files]
+
+
+@pytest.fixture(scope="module")
+def alone(engine: VideoEngine, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """The film of one process."""
+    return make(engine, host(tmp_path_factory.mktemp("alone")))
+
+
+def park_at(step: int) -> Any:
+    def on_check(at: LocalHost) -> None:
+        if at.progresses and at.progresses[-1][1].startswith(f"step {step} of"):
+            raise ParkRequested
+
+    return on_check
+
+
+def test_the_guidance_split_gives_the_bits_of_one_device_and_survives_a_park(
+    engine: VideoEngine, alone: list[Any], tmp_path: Path
+) -> None:
+    at = host(tmp_path / "two", park_at(2))
+    with pytest.raises(ParkRequested):
+        make(engine, at, gpus=2, guidance_split=True)
+    assert not at.published
+    pids = engine._gang.pids if engine._gang else []
+    assert set(pids) < set(at.frozen_pids)
+    at.on_check = None
+    assert np.array_equal(make(engine, at, gpus=2, guidance_split=True), alone)
+    assert at.results["seed-5"][-1]["resumed_from"] == 2
+    assert engine._gang is not None and engine._gang.pids == pids, "the ranks did not stay"
+
+
+def test_a_split_sequence_gives_the_same_film(engine: VideoEngine, alone: list[Any], tmp_path: Path) -> None:
+    """Sums in another order: the bits may differ, the pictures not by more than a level."""
+    split = make(engine, host(tmp_path / "two"), gpus=2)
+    assert np.abs(np.array(split) - np.array(alone)).max() <= 1
+    assert np.array_equal(make(engine, host(tmp_path / "again")), alone), "the split outlived its job"
+
+
+def test_a_rank_that_dies_fails_the_sample_and_leaves_a_slot_that_works(
+    engine: VideoEngine, alone: list[Any], tmp_path: Path
+) -> None:
+    at = host(tmp_path / "two")
+
+    def kill(at: LocalHost) -> None:
+        if at.progresses and at.progresses[-1][1].startswith("step 2 of"):
+            assert engine._gang is not None
+            for pid in engine._gang.pids:
+                os.kill(pid, signal.SIGKILL)
+
+    at.on_check = kill
+    with pytest.raises((TaskFailed, RuntimeError)):
+        make(engine, at, gpus=2, guidance_split=True)
+    assert not at.published
+    assert engine._gang is None
+    assert np.array_equal(make(engine, host(tmp_path / "next")), alone)
+
+
+@pytest.mark.parametrize(
+    ("name", "wish", "text"),
+    [
+        (
+            "wan",
+            {"gpus": 2, "guidance_split": True, "guidance": 1.0},
+            r"^/guidance_split: guidance 1 makes one",
+        ),
+        ("cogvideox", {"gpus": 2, "guidance_split": True}, r"^/guidance_split: CogVideoX on two GPUs only"),
+        ("cogvideox", {"gpus": 2}, r"^/gpus: CogVideoX cannot split its sequence"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused(name: str, wish: dict[str, Any], text: str) -> None:
+    generation = payload.read_step(step_of(spec(name)).payload).model_copy(update=wish)
+    with pytest.raises(PermanentFailure, match=text):
+        gang.check_split(generation)
