@@ -67,10 +67,11 @@ def test_a_blend_becomes_frames_and_a_film(farm_with_blender: Up, blends: Path, 
         str(tmp_path),
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    names = sorted(path.name for path in (tmp_path / "render").iterdir())
+    (folder,) = tmp_path.glob("linked-*")
+    names = sorted(path.name for path in (folder / "render").iterdir())
     # the file's own frames
     assert names == [f"beauty.{number:04d}.png" for number in range(1, 6)]
-    assert (tmp_path / "film.mp4").stat().st_size > 0
+    assert (folder / "film.mp4").stat().st_size > 0
 
 
 def test_a_refused_file_shows_its_findings(farm_with_blender: Up, blends: Path, browser: Browser) -> None:

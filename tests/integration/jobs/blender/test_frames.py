@@ -251,7 +251,7 @@ def test_what_no_part_can_do_alone_is_refused(job: MakeJob, made: Path, scene: s
 
 
 def test_progress_inside_a_frame_is_told(job: MakeJob, made: Path) -> None:
-    one = job(made / "plain.blend", frames="1", samples=400, resolution=[160, 120])
+    one = job(made / "plain.blend", frames="1", samples=400, resolution=[96, 72])
     one.run(until="canary")
     inside = [note for fraction, note in one.host.progresses if 0.0 < fraction < 1.0]
     assert inside
