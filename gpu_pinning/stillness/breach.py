@@ -118,6 +118,7 @@ def try_breach(
         _await_ready(gate, farm)
         hands.pid = farm.pid
         time.sleep(1.0)
+        began = time.monotonic()
         thread.start()
         _learn(watch, learn_s)
         begin = time.monotonic()
@@ -129,8 +130,8 @@ def try_breach(
         say("the farm work begins")
         time.sleep(watch_s)
         within_s = FROZEN_WITHIN_S if gpu else PAUSED_WITHIN_S
-        watched = _figures(decode, hands, first, baseline, time.monotonic(), within_s)
-        cpu = loop.cpu_s / (time.monotonic() - begin + 1e-9)
+        watched = _figures(decode, hands, first, baseline, within_s, 0.5 if gpu else 0.2)
+        cpu = loop.cpu_s / (time.monotonic() - began)
         say("decode ends; the work may go on")
         decode.close()
         closed = True
@@ -180,13 +181,14 @@ def _await_ready(gate: Path, farm: subprocess.Popen[str]) -> None:
 
 
 def _figures(
-    decode: DecodeProcess, hands: _Hands, first: float, baseline: Steps, end: float, within_s: float
+    decode: DecodeProcess, hands: _Hands, first: float, baseline: Steps, within_s: float, share: float
 ) -> dict[str, Any]:
+    end = time.monotonic()
     stamps = np.frombuffer(decode.reader.between(first - 5.0, end), dtype=np.float64)
     durations, at = np.diff(stamps), stamps[1:]
     normal = float(np.median(baseline))
     budget = float(np.quantile(baseline, 0.99)) * 1.1
-    breach = _breach_begins(at, durations, budget, first)
+    breach = breach_begins(at, durations, budget, first, share, hands.frozen_at)
     frozen = next((moment for moment in hands.frozen_at if breach is not None and moment >= breach), None)
     decided = max((moment for moment in hands.decided_at if frozen and moment <= frozen), default=None)
     back = None
@@ -212,13 +214,22 @@ def _figures(
     }
 
 
-def _breach_begins(at: Steps, durations: Steps, budget: float, first: float) -> float | None:
-    """The beginning of the first step over budget after which most steps of a tenth of a second are."""
-    for index in np.flatnonzero((durations > budget) & (at >= first)):
+def breach_begins(
+    at: Steps, durations: Steps, budget: float, first: float, share: float, stopped: Sequence[float] = ()
+) -> float | None:
+    """When the harm began, after ``first``: the beginning of a step over budget.
+
+    It is the first one after which this share of a tenth of a second's steps are over, or, where the work was
+    ``stopped`` before it came to that, the first one before it was.
+    """
+    end = min((moment for moment in stopped if moment >= first), default=float("inf"))
+    slow = np.flatnonzero((durations > budget) & (at >= first) & (at - durations <= end))
+    begins = [max(first, float(at[index] - durations[index])) for index in slow]
+    for index, begin in zip(slow, begins, strict=True):
         soon = (at >= at[index]) & (at < at[index] + _LOOK_S)
-        if float((durations[soon] > budget).mean()) >= 0.5:
-            return max(first, float(at[index] - durations[index]))
-    return None
+        if float((durations[soon] > budget).mean()) >= share:
+            return begin
+    return begins[0] if begins and stopped else None
 
 
 def _run_alone(command: list[str], more: dict[str, str] | None) -> str:

@@ -45,6 +45,14 @@ def spread(pid: int, cpus: Iterable[int]) -> None:
                 os.sched_setaffinity(tid, chosen)
 
 
+def on_gpu(uuid: str | None) -> dict[str, str]:
+    """What makes this GPU the only one that a process sees; nothing to set without one.
+
+    By UUID: CUDA numbers GPUs by speed, NVML by their place on the bus.
+    """
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": uuid} if uuid else {}
+
+
 def await_stamps(
     process: subprocess.Popen[bytes], files: Sequence[Path], log: Path, what: str
 ) -> list[StampReader]:

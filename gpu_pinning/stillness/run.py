@@ -252,6 +252,10 @@ class _Bench:
             time.sleep(_BACK_S)
             self.guard.away = False
 
+    def _gpu_name(self) -> str | None:
+        uuid = self.seats.decode_gpu if self.form != "cpu" or self.options.url else None
+        return self.machine.gpu(uuid).name if uuid and self.machine is not None else None
+
     def found(self, repeats: int) -> tuple[dict[str, Any], Judgement]:
         """The report of what was measured so far."""
         results, judgement = conclude(self.record, self.warm, self.options, repeats)
@@ -268,7 +272,7 @@ class _Bench:
                 "form": "server" if options.url else self.form,
                 "model": options.url or describe(self.form),
                 "cpus": list(seats.decode),
-                "gpu": machine.gpus[0].name if machine and machine.gpus and self.form != "cpu" else None,
+                "gpu": self._gpu_name(),
             },
             "farm": {
                 "loads": loads_in_words(seats.works),
@@ -332,7 +336,7 @@ def arm_to_json(result: ArmResult) -> dict[str, Any]:
 def _source(options: Options, form: str, seats: Seats, folder: Path) -> Source:
     if options.url is not None:
         return DecodeServer(options.url, options.model)
-    return DecodeProcess(form, seats.decode, folder)
+    return DecodeProcess(form, seats.decode, folder, gpu=seats.decode_gpu if form != "cpu" else None)
 
 
 def _crew(

@@ -28,6 +28,8 @@ class Seats:
     guarantee: str
     reason: str
     notes: tuple[str, ...]
+    decode_gpu: str | None = None
+    """UUID of the GPU that decode sits on; None: it has none of its own."""
 
     @property
     def farm(self) -> tuple[int, ...]:
@@ -77,6 +79,7 @@ def seat(machine: Topology | None, wishes: Wishes | None, *, decode_gpu: bool) -
         worst.guarantee if worst else "none",
         worst.reason if worst else "the plan says nothing of it",
         plan.notes,
+        decode.gpus[0] if decode.gpus else None,
     )
 
 

@@ -19,7 +19,16 @@ from gpu_pinning.errors import PinningError
 from gpu_pinning.guard.probe import Gap, ProbeOptions, StreamProbe
 from gpu_pinning.guard.watch import Probe, served_model
 from gpu_pinning.stillness.decode_load import StampProbe
-from gpu_pinning.stillness.launching import START_S, await_stamps, end, environment, spread, tail, waited_s
+from gpu_pinning.stillness.launching import (
+    START_S,
+    await_stamps,
+    end,
+    environment,
+    on_gpu,
+    spread,
+    tail,
+    waited_s,
+)
 from gpu_pinning.stillness.statistics import Steps
 
 
@@ -48,11 +57,17 @@ class Source(Protocol):
 class DecodeProcess:
     """The built-in decode load in a process of its own on ``cpus``. Raises PinningError where it dies.
 
-    ``command`` replaces it by another program that takes a stamp file as its last argument.
+    ``gpu`` is the UUID of its GPU (None: the first that CUDA sees). ``command`` replaces it by another
+    program that takes a stamp file as its last argument.
     """
 
     def __init__(
-        self, form: str, cpus: Sequence[int], folder: Path, command: Sequence[str] | None = None
+        self,
+        form: str,
+        cpus: Sequence[int],
+        folder: Path,
+        command: Sequence[str] | None = None,
+        gpu: str | None = None,
     ) -> None:
         stamps = folder / f"decode-{form}.stamps"
         argv = command or [sys.executable, "-m", "gpu_pinning.stillness.decode_load", form]
@@ -60,7 +75,7 @@ class DecodeProcess:
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 [*argv, str(stamps)],
-                env=environment(1),
+                env=environment(1, on_gpu(gpu)),
                 stdout=log,
                 stderr=log,
                 start_new_session=True,

@@ -18,7 +18,7 @@ from typing import Any
 from gpu_pinning import PinningError, read_topology
 from gpu_pinning.stillness.breach import denoise_work, loose_encode, try_breach
 from gpu_pinning.stillness.farm_load import COPIES_VARIABLE
-from gpu_pinning.stillness.launching import on_cpus
+from gpu_pinning.stillness.launching import on_cpus, on_gpu
 from gpu_pinning.stillness.run import Options, cuda_is_there, run
 from gpu_pinning.stillness.seating import PER_CPU, Seats, seat
 from gpu_pinning.stillness.sources import DecodeProcess
@@ -115,7 +115,7 @@ class Proof:
         parts: dict[str, Callable[[], None]] = {
             "graph": lambda: self._arms("graph", 0.5),
             "eager": lambda: self._arms("eager", 1.0),
-            "breach": lambda: self._breach(machine.gpus[0].uuid, seats),
+            "breach": lambda: self._breach(seats.decode_gpu, seats),
             "host": lambda: self._breach(None, seats),
         }
         for number, part in enumerate(self._parts):
@@ -206,9 +206,9 @@ class Proof:
         """A breach on the neighbour's own GPU, or without one on its cores."""
         name = "breach on decode's GPU" if gpu else "breach on decode's cores"
         self.say(f"--- {name}")
-        more = None if gpu else {COPIES_VARIABLE: str(2 * PER_CPU * len(seats.everyone))}
+        more = on_gpu(gpu) if gpu else {COPIES_VARIABLE: str(2 * PER_CPU * len(seats.everyone))}
         with tempfile.TemporaryDirectory() as folder, on_cpus(seats.farm):
-            decode = DecodeProcess("graph", seats.decode, Path(folder))
+            decode = DecodeProcess("graph", seats.decode, Path(folder), gpu=seats.decode_gpu)
             seen = try_breach(
                 decode,
                 Path(folder),
