@@ -60,7 +60,7 @@ def test_copies_have_sessions_and_stamps_of_their_own_and_end_with_the_first(tmp
             time.sleep(0.02)
     finally:
         worker.close()
-    assert [pid for pid in pids if (seen := procfs.process(pid)) and seen.state not in "ZX"] == []
+    assert [pid for pid in pids if _lives(pid)] == []
 
 
 def test_copies_do_not_outlive_a_first_one_that_is_killed(tmp_path: Path) -> None:
@@ -79,6 +79,11 @@ def test_copies_do_not_outlive_a_first_one_that_is_killed(tmp_path: Path) -> Non
     assert len(family) == 2
     os.kill(first.pid, signal.SIGKILL)
     first.wait(10)
-    while any((seen := procfs.process(pid)) and seen.state not in "ZX" for pid in family):
+    while any(_lives(pid) for pid in family):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def _lives(pid: int) -> bool:
+    seen = procfs.process(pid)
+    return seen is not None and seen.state not in "ZX"
