@@ -29,7 +29,7 @@ COMMANDS: dict[str, str] = {
     "slots": "fleet", "pools": "fleet", "buffers": "fleet", "projects": "projects", "keys": "access",
     "models": "models", "gc": "upkeep", "init-db": "upkeep", "migrate": "upkeep", "demo": "demo",
     "topology": "machine", "plan": "machine", "doctor": "machine", "neighbours": "machine",
-    "blender": "blender", "bench": "bench",
+    "blender": "blender", "bench": "bench", "profile": "profile",
 }  # fmt: skip
 """Where each command lives below ``api.cli``, in the order of the help text."""
 _GROUPS = {"keys", "node", "nodes", "projects"}

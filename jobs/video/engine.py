@@ -30,7 +30,7 @@ from jobs.video.inputs import read_inputs
 from jobs.video.loop import DENOISED, Loop
 from jobs.video.memory import explained
 from jobs.video.payload import OUTPUT, Generation
-from jobs.video.pipelines import Loaded
+from jobs.video.pipelines import Loaded, quiet_libraries
 from jobs.video.prompts import PromptCache, refuse_long
 from jobs.video.replay import OtherInputs
 from jobs.video.residency import Residency
@@ -64,7 +64,7 @@ class VideoEngine:
     def open(self, host: Host) -> None:
         """Say what torch works with here, and look at no hub: what is not in a model's folder is missing."""
         os.environ["HF_HUB_OFFLINE"] = "1"
-        _quiet_libraries()
+        quiet_libraries()
         host.log.write(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
 
     def close(self) -> None:
@@ -310,16 +310,6 @@ def _check_device(generation: Generation, task: TaskContext) -> None:
     owned = task.device.get("kind", "cpu")
     if generation.device == "cuda" and owned != "cuda":
         raise DeviceUnavailable("/device: cuda was asked for, and this slot owns no GPU")
-
-
-def _quiet_libraries() -> None:
-    """Their progress bars and advice go to nobody; errors are raised."""
-    diffusers = importlib.import_module("diffusers.utils.logging")
-    diffusers.set_verbosity_error()
-    diffusers.disable_progress_bar()
-    transformers = importlib.import_module("transformers.utils.logging")
-    transformers.set_verbosity_error()
-    transformers.disable_progress_bar()
 
 
 def create() -> VideoEngine:

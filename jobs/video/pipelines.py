@@ -141,6 +141,16 @@ def load(generation: Generation) -> Loaded:
     return Loaded(generation.warm_key, pipeline, device, nbytes, movable)
 
 
+def quiet_libraries() -> None:
+    """Their progress bars and advice go to nobody; errors are raised."""
+    diffusers = importlib.import_module("diffusers.utils.logging")
+    diffusers.set_verbosity_error()
+    diffusers.disable_progress_bar()
+    transformers = importlib.import_module("transformers.utils.logging")
+    transformers.set_verbosity_error()
+    transformers.disable_progress_bar()
+
+
 def quantise(pipeline: Any, generation: Generation) -> None:
     """Make the linear layers of the denoisers' blocks fp8 or int8, dynamically scaled by row.
 
