@@ -39,6 +39,10 @@ def expand(spec: Spec, context: ExpandContext) -> JobPlan:
         )
         raise InvalidSpec(text, [FieldFault("/spec/scene", text)])
     if spec.engine == "blender":
+        ocio = spec.settings.ocio
+        if ocio is not None and ocio not in context.assets:
+            text = f"ocio {ocio!r} is not among the job's assets; attach it with the files that it names"
+            raise InvalidSpec(text, [FieldFault("/spec/blender/ocio", text)])
         return blender.steps(spec, warm_key(spec, context))
     frames = spec.frame_range()
     seconds = estimate_seconds(spec)

@@ -45,13 +45,13 @@ class BlenderDriver:
         )
         room = Room(root, folder, links(root, _linked(root)), cuda=on_gpu)
         limits = Limits(limit, process_limit(threads), private=not on_gpu)
-        child = Child(program, room, _environment(spec, threads, on_gpu), limits)
+        child = Child(program, room, _environment(spec, root, threads, on_gpu), limits)
         return Held(child, key, limit, facts | {"version": blender.version})
 
     def load(self, held: Held, spec: Spec, task: TaskContext, host: Host) -> None:
         """Check the scene's paths, then open the file, look through it, and set it up as the job asks."""
         # while Blender starts: it takes longer than this
-        held.facts["file_engines"] = _look(held.child.room.inputs, spec, host, held.facts["version"])
+        file = _look(held.child.room.inputs, spec, host, held.facts["version"])
         held.ask(
             "load",
             path=str(held.child.inputs / spec.scene),
@@ -62,7 +62,7 @@ class BlenderDriver:
         _check_version(held.facts["version"], str(answer["report"]["blender"]))
         load_s = time.monotonic() - float(held.facts["began"])
         held.facts |= {
-            "report": _report(answer, spec, held.facts["file_engines"]),
+            "report": _report(answer, spec, file),
             "facts": answer["facts"],
             "fault": answer["fault"],
             "load_s": round(load_s, 4),
@@ -256,11 +256,12 @@ def wish_of(spec: Spec, threads: int, pci: list[str]) -> dict[str, Any]:
     }
 
 
-def _report(answer: Mapping[str, Any], spec: Spec, engines: Mapping[str, str]) -> dict[str, Any]:
-    """The preflight's report: what the child found, the engine that the file names, and what cannot be."""
+def _report(answer: Mapping[str, Any], spec: Spec, file: scene_file.SceneFile | None) -> dict[str, Any]:
+    """The preflight's report: what the child found, what the file says of itself, and what cannot be."""
     report = dict(answer["report"])
     findings = list(report["findings"])
     scene = spec.settings.scene or report["active_scene"]
+    engines = file.engines if file else {}
     engine = engines.get(scene)
     if engine is not None and engine not in scene_file.KNOWN_ENGINES:
         gone = spec.settings.engine is None
@@ -276,6 +277,18 @@ def _report(answer: Mapping[str, Any], spec: Spec, engines: Mapping[str, str]) -
                     if gone
                     else "; the job names another"
                 ),
+            },
+        )
+    view = file.views.get(scene) if file else None
+    shown = (answer["facts"] or {}).get("view_transform", view)
+    if spec.settings.ocio and not spec.settings.view_transform and view != shown:
+        findings.insert(
+            0,
+            {
+                "code": "view_gone",
+                "severity": "error",
+                "message": f"the OCIO configuration has no view {view!r}, which scene {scene!r} asks for, "
+                f"and would show {shown!r}; name one in blender.view_transform",
             },
         )
     fault = answer["fault"]
@@ -294,13 +307,13 @@ def _report(answer: Mapping[str, Any], spec: Spec, engines: Mapping[str, str]) -
     }
 
 
-def _look(root: Path, spec: Spec, host: Host, version: str) -> dict[str, str]:
-    """Check the paths of the scene before Blender sees it; the engines that a .blend names."""
+def _look(root: Path, spec: Spec, host: Host, version: str) -> scene_file.SceneFile | None:
+    """Check the paths of the scene before Blender sees it; what a .blend says of itself."""
     if spec.suffix == ".blend":
         confined = confinement().name == "bubblewrap"
         found = scene_file.read(root, spec.scene, confined=confined)
         found.fits(spec.scene, version)
-        return found.engines
+        return found
     if spec.suffix in _CHECKED:
         check_scene(root, spec.scene, owner(host))
     elif confinement().name != "bubblewrap":
@@ -308,7 +321,7 @@ def _look(root: Path, spec: Spec, host: Host, version: str) -> dict[str, str]:
             f"{spec.scene}: the paths in a {spec.suffix} cannot be checked, so it is opened under bubblewrap "
             "only; apt-get install bubblewrap"
         )
-    return {}
+    return None
 
 
 def _linked(root: Path) -> set[str]:
@@ -347,11 +360,11 @@ def _threads(task: TaskContext) -> int:
     return int(task.device.get("threads") or len(os.sched_getaffinity(0)))
 
 
-def _environment(spec: Spec, threads: int, on_gpu: bool) -> dict[str, str]:
+def _environment(spec: Spec, root: Path, threads: int, on_gpu: bool) -> dict[str, str]:
     env = {"OMP_NUM_THREADS": str(threads)}
     if spec.settings.ocio is not None:
         inside = confinement().name == "bubblewrap"
-        env["OCIO"] = f"/assets/{spec.settings.ocio}" if inside else spec.settings.ocio
+        env["OCIO"] = f"{'/assets' if inside else root}/{spec.settings.ocio}"
     if not on_gpu:
         # without bubblewrap OpenGL would find the machine's first GPU, whoever owns it
         env |= {"LIBGL_ALWAYS_SOFTWARE": "1", "__EGL_VENDOR_LIBRARY_FILENAMES": _MESA}

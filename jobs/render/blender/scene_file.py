@@ -25,10 +25,11 @@ KNOWN_ENGINES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class SceneFile:
-    """``engines`` maps scenes to the engine that the file names; ``outside`` are paths that leave the job;
-    ``saved_by`` is the Blender that wrote it (major, minor)."""
+    """``engines`` and ``views`` map scenes to the engine and the view transform that the file names;
+    ``outside`` are paths that leave the job; ``saved_by`` is the Blender that wrote it (major, minor)."""
 
     engines: dict[str, str]
+    views: dict[str, str]
     outside: tuple[str, ...]
     saved_by: tuple[int, int]
 
@@ -67,12 +68,11 @@ def read(root: Path, scene: str, *, confined: bool) -> SceneFile:
         # stays open: the tracer takes it from the cache, and reads it once
         blend = blendfile.open_cached(path)
         saved_by = divmod(int(blend.header.version), 100)
-        engines = {
-            (block.id_name or b"")[2:].decode("utf-8", "replace"): str(
-                block.get((b"r", b"engine"), as_str=True)
-            )
-            for block in blend.find_blocks_from_code(b"SC")
-        }
+        engines, views = {}, {}
+        for block in blend.find_blocks_from_code(b"SC"):
+            name = (block.id_name or b"")[2:].decode("utf-8", "replace")
+            engines[name] = str(block.get((b"r", b"engine"), as_str=True))
+            views[name] = str(block.get((b"view_settings", b"view_transform"), as_str=True))
         for usage in trace.deps(path):
             target = Path(os.path.realpath(usage.abspath))
             if target.is_relative_to(inside):
@@ -89,4 +89,4 @@ def read(root: Path, scene: str, *, confined: bool) -> SceneFile:
         raise PermanentFailure(f"{scene} cannot be read as a .blend file: {error}") from None
     finally:
         blendfile.close_all_cached()
-    return SceneFile(engines, tuple(outside), saved_by)
+    return SceneFile(engines, views, tuple(outside), saved_by)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import cameras, devices, overrides, passes
+from . import cameras, colors, devices, overrides, passes
 from .faults import BadInput, NoDevice
 
 ENGINES = ("cycles", "eevee", "workbench")
@@ -38,7 +38,7 @@ def configure(bpy: Any, wish: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     ):
         if wish.get(name) is not None:
             setattr(owner, attribute, wish[name])
-    _color(scene, wish)
+    _color(bpy, scene, wish)
     for layer in layers:
         _passes(bpy, scene, layer, wish.get("passes", []))
     _settle(scene, wish["threads"])
@@ -192,7 +192,8 @@ def _samples(scene: Any, engine: str) -> int | None:
     return int(scene.eevee.taa_render_samples) if engine.startswith(_EEVEE) else None
 
 
-def _color(scene: Any, wish: dict[str, Any]) -> None:
+def _color(bpy: Any, scene: Any, wish: dict[str, Any]) -> None:
+    colors.check(bpy)
     view = scene.view_settings
     for name in ("view_transform", "look"):
         if wish.get(name):

@@ -128,6 +128,37 @@ def test_a_film_of_odd_size_is_refused_before_a_frame_is_rendered(job: MakeJob, 
     assert one.host.artifacts == {}
 
 
+CONFIGURATION = """ocio_profile_version: 2
+roles: {scene_linear: Linear, default: sRGB, color_picking: sRGB, data: Raw}
+displays:
+  Monitor:
+    - !<View> {name: House, colorspace: sRGB}
+colorspaces:
+  - !<ColorSpace> {name: Linear, encoding: scene-linear}
+  - !<ColorSpace> {name: Raw, isdata: true}
+  - !<ColorSpace>
+    name: sRGB
+    from_scene_reference: !<ExponentWithLinearTransform> {gamma: 2.4, offset: 0.055, direction: inverse}
+"""
+
+
+def test_an_ocio_configuration_is_used_or_refused_and_never_replaced(
+    job: MakeJob, made: Path, tmp_path: Path
+) -> None:
+    show, broken = tmp_path / "show.ocio", tmp_path / "broken.ocio"
+    show.write_text(CONFIGURATION)
+    broken.write_text("no configuration")
+    blender = {"ocio": "show.ocio", "view_transform": "House"}
+    report = job(made / "plain.blend", show, blender=blender).preflight()
+    assert report["facts"]["view_transform"] == "House"
+    # the file asks for AgX, which this configuration does not have
+    with pytest.raises(InvalidSpec, match=r"has no view 'AgX'.*would show 'House'; name one in"):
+        job(made / "plain.blend", show, blender={"ocio": "show.ocio"}).run()
+    # Blender would take its own configuration instead
+    with pytest.raises(InvalidSpec, match=r"the OCIO configuration broken\.ocio cannot be used"):
+        job(made / "plain.blend", broken, blender={"ocio": "broken.ocio"}).run()
+
+
 def test_the_report_and_what_it_took_are_kept(job: MakeJob, made: Path) -> None:
     host = job(made / "scripts.blend").run(until="preflight")
     (result,) = host.results["preflight"]

@@ -196,6 +196,11 @@ def test_the_version_places_every_step_that_opens_the_file() -> None:
     assert after_canary(1.0, 1.0, "film", film={}).requires.get("blender") is None
 
 
+def test_an_ocio_configuration_must_be_among_the_assets() -> None:
+    with pytest.raises(InvalidSpec, match=r"ocio 'color/show\.ocio' is not among the job's assets"):
+        plan(blender={"ocio": "color/show.ocio"})
+
+
 def test_one_warm_key_serves_every_step_of_a_job() -> None:
     keys = {step.warm_key for step in plan().steps} | {after_preflight().warm_key}
     keys.add(after_canary(1.0, 1.0).warm_key)
