@@ -22,7 +22,7 @@ from gpu_pinning.observed import ObservedNeighbour, fence_command
 from gpu_pinning.ours import slot_processes, without_slots
 from gpu_pinning.placement import make_plan
 from gpu_pinning.plan import Plan
-from gpu_pinning.unit import systemd_unit
+from gpu_pinning.unit import WEIGHT, systemd_unit
 from gpu_pinning.wishes import Wishes
 
 Output = tuple[str, int]
@@ -222,7 +222,12 @@ def doctor_text(
 
 
 def unit_text(farm_toml: Path | None = None, *, user: str | None = None, farm: str | None = None) -> Output:
-    """``farm node install``: the systemd unit. ``farm`` is the command's path, else the one that runs now."""
+    """``farm node install``: the systemd unit. ``farm`` is the command's path, else the one that runs now.
+
+    The unit weighs little, unless farm.toml has neighbours whose servers the agent runs inside it.
+    """
+    wishes = Wishes.load(farm_toml) if farm_toml and farm_toml.exists() else Wishes()
+    hosts = any(neighbour.command for neighbour in wishes.neighbours)
     program = farm or str(Path(sys.argv[0]).resolve())
     environment = {"FARM_CONFIG": str(farm_toml.resolve())} if farm_toml else {}
     return (
@@ -231,6 +236,7 @@ def unit_text(farm_toml: Path | None = None, *, user: str | None = None, farm: s
             user=user,
             environment=environment,
             environment_file="/etc/stillframe/node.env",
+            weight=None if hosts else WEIGHT,
         ),
         0,
     )

@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from gpu_pinning.errors import PinningError
 from gpu_pinning.rights import AGENT_LEAF
 
+WEIGHT = 20
+"""What the whole farm weighs beside other services (100), for processors and disks."""
+
 
 def systemd_unit(
     command: list[str],
@@ -17,13 +20,15 @@ def systemd_unit(
     environment: Mapping[str, str] | None = None,
     environment_file: str | None = None,
     working_directory: str | None = None,
+    weight: int | None = WEIGHT,
     description: str = "Stillframe node agent",
 ) -> str:
     """The unit's text.
 
     ``command`` begins with an absolute path. With ``user`` the agent runs unprivileged: it has its cgroups by
     delegation, and CAP_SYS_NICE for memory policies; device nodes are then fenced by user namespaces. As root
-    they are fenced by BPF. Raises PinningError for values that a unit cannot hold.
+    they are fenced by BPF. ``weight`` None: as much as any other service; a server that the agent itself runs
+    is part of this one. Raises PinningError for values that a unit cannot hold.
     """
     if not command or not command[0].startswith("/"):
         raise PinningError(f"command = {command!r}: begin with an absolute path, as systemd asks for")
@@ -55,6 +60,12 @@ def systemd_unit(
         "LimitMEMLOCK=infinity",
         "LimitNOFILE=1048576",
     ]
+    if weight is not None:
+        lines += [
+            "# Where somebody else wants the same cores or disks, the farm gives way.",
+            f"CPUWeight={weight}",
+            f"IOWeight={weight}",
+        ]
     if user:
         lines += [f"User={user}", "SupplementaryGroups=video render", "AmbientCapabilities=CAP_SYS_NICE"]
     if working_directory:

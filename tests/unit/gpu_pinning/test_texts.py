@@ -91,6 +91,15 @@ def test_the_unit_delegates_and_keeps_its_words(tmp_path: Path) -> None:
             systemd_unit(bad)
 
 
+def test_the_farm_weighs_little_unless_a_server_runs_inside_its_unit(tmp_path: Path) -> None:
+    config = tmp_path / "farm.toml"
+    config.write_text('[[neighbours]]\nname = "llm"\nurl = "http://127.0.0.1:8000"\ncores = 1\n')
+    lines = texts.unit_text(config, farm="/opt/farm")[0].splitlines()
+    assert "CPUWeight=20" in lines and "IOWeight=20" in lines
+    config.write_text('[[neighbours]]\nname = "llm"\ncommand = ["vllm", "serve"]\ncores = 1\n')
+    assert "Weight=" not in texts.unit_text(config, farm="/opt/farm")[0]
+
+
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd here")
 def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     path = tmp_path / "stillframe-node.service"
