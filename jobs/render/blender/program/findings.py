@@ -22,7 +22,13 @@ def inspect(bpy: Any, root: str) -> dict[str, Any]:
     job unless ``allow_missing``), ``warning`` or ``note``.
     """
     data = bpy.data
-    findings = [*_files(bpy, root), *_missing_datablocks(data), *_scripts(bpy), *_unbaked(data)]
+    findings = [
+        *_files(bpy, root),
+        *_missing_datablocks(data),
+        *_scripts(bpy),
+        *_unbaked(data),
+        *_left_out(data),
+    ]
     return {
         "blender": bpy.app.version_string,
         "file_version": ".".join(str(part) for part in data.version),
@@ -257,6 +263,29 @@ def _unbaked(data: Any) -> Iterator[dict[str, Any]]:
         world = scene.rigidbody_world
         if world is not None and world.enabled and world.collection and not world.point_cache.is_baked:
             yield _not_baked("rigid bodies", scene.name)
+
+
+def _left_out(data: Any) -> Iterator[dict[str, Any]]:
+    """What a file asks for and a farm does not do (see ``setup``): said, not dropped in silence."""
+    for scene in data.scenes:
+        render, cycles = scene.render, getattr(scene, "cycles", None)
+        words = []
+        if render.use_sequencer and _strips(scene.sequence_editor):
+            words.append("its sequencer's edit is not rendered, the scene is")
+        if render.use_multiview:
+            words.append("its stereoscopic views are not rendered, one view is")
+        if render.use_border and render.use_crop_to_border:
+            words.append("its pictures are not cropped to its border, they keep their size")
+        if render.use_stamp:
+            words.append("its stamp is not burnt into the pictures")
+        if cycles is not None and render.engine == "CYCLES" and cycles.time_limit > 0:
+            words.append(f"its time limit of {cycles.time_limit:g} s a frame is not kept, its samples are")
+        tree = passes.compositor_tree(scene)
+        outputs = [node.name for node in tree.nodes if node.type == "OUTPUT_FILE"] if tree is not None else []
+        if outputs and render.use_compositing:
+            words.append(f"its file output nodes write nothing: {', '.join(outputs[:8])}")
+        for each in words:
+            yield _finding("left_out", "warning", f"scene {scene.name!r}: {each}", name=scene.name)
 
 
 def _not_baked(what: str, name: str) -> dict[str, Any]:

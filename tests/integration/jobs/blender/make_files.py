@@ -166,6 +166,14 @@ scene = fresh()
 scene.cycles.use_denoising = True
 save("denoised")
 
+scene = fresh()
+scene.cycles.time_limit = 30
+scene.render.use_multiview = scene.render.use_stamp = True
+scene.render.use_border = scene.render.use_crop_to_border = True
+strips = scene.sequence_editor_create().strips
+strips.new_effect(name="Black", type="COLOR", channel=1, frame_start=1, frame_end=5)
+save("edit")
+
 # no Blender of today writes that engine: its name goes into the field of 32 bytes by hand
 data, count = re.subn(rb"CYCLES\0.{6}", b"BLENDER_GAME\0", (FOLDER / "plain.blend").read_bytes(), flags=re.S)
 assert count

@@ -86,6 +86,21 @@ def test_a_linked_library_is_found_beside_the_file_or_reported(job: MakeJob, mad
     assert ("render", 1) in one.run().published
 
 
+def test_what_the_farm_leaves_out_of_a_file_is_told(job: MakeJob, made: Path) -> None:
+    def told(scene: str) -> list[str]:
+        findings = job(made / f"{scene}.blend").preflight()["findings"]
+        return [f["message"].split(": ", 1)[1] for f in findings if f["code"] == "left_out"]
+
+    assert told("elsewhere") == ["its file output nodes write nothing: File Output"]
+    assert told("edit") == [
+        "its sequencer's edit is not rendered, the scene is",
+        "its stereoscopic views are not rendered, one view is",
+        "its pictures are not cropped to its border, they keep their size",
+        "its stamp is not burnt into the pictures",
+        "its time limit of 30 s a frame is not kept, its samples are",
+    ]
+
+
 def test_what_a_library_lacks_is_named(job: MakeJob, made: Path) -> None:
     one = job(made / "lacking.blend", made / "partless.blend", frames="1")
     finding = found(one.preflight(), "missing_datablock")
