@@ -1,8 +1,9 @@
 """What the guard costs the agent: ``python -m tests.benchmarks.guard_cost``.
 
 A server process streams a token every 8 ms (as a 7B model on one GPU does) and has a metrics page of a
-thousand lines; the guard watches it with all it has: probe, page, windows, rule. Measured is the processor
-time of this process, start-up apart.
+thousand lines; the guard watches it with all it has: probe, page, windows, rule; once with windows of 250 ms,
+and once with the short ones of farm work on the neighbour's own GPU. Measured is the processor time of this
+process, start-up apart.
 """
 
 from __future__ import annotations
@@ -30,14 +31,27 @@ class _NoHands:
 
 def measure(folder: Path) -> list[Figure]:
     """Processor time per second, and tokens seen per second."""
+    found = []
+    for name, gpus in (("guard of one neighbour", ()), ("the same, work on its own GPU", ("GPU-a",))):
+        share, tokens = _watch(folder, gpus)
+        found += [
+            Figure(f"{name}: share of one core", share, "", bound=0.03),
+            Figure(f"{name}: tokens that its probe saw", tokens, "/s"),
+        ]
+    return found
+
+
+def _watch(folder: Path, gpus: tuple[str, ...]) -> tuple[float, float]:
     (folder / "interval_ms").write_text("8")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "tests.unit.gpu_pinning.guard.decode_server", str(port), str(folder)]
     server = subprocess.Popen(command, cwd=ROOT)
-    watch = Watch.of(Subject("llm", url=f"http://127.0.0.1:{port}", budget_ms=1000.0), None)
-    loop = GuardLoop([watch], _NoHands(), lambda: FarmLoad(busy=True), lambda event: None)
+    subject = Subject("llm", url=f"http://127.0.0.1:{port}", gpus=gpus, budget_ms=1000.0)
+    watch = Watch.of(subject, None)
+    load = FarmLoad(busy=True, gpus=frozenset(gpus))
+    loop = GuardLoop([watch], _NoHands(), lambda: load, lambda event: None)
     stop = threading.Event()
     thread = threading.Thread(target=loop.run, args=(stop,))
     thread.start()
@@ -57,10 +71,7 @@ def measure(folder: Path) -> list[Figure]:
         thread.join(10)
         server.kill()
         server.wait()
-    return [
-        Figure("guard of one neighbour: share of one core", share, "", bound=0.03),
-        Figure("tokens that its probe saw", tokens, "/s"),
-    ]
+    return share, tokens
 
 
 def main() -> int:
