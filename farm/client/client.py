@@ -139,6 +139,11 @@ class FarmClient:
         """Tasks of a job; filters ``step, state``."""
         return self._list(f"/v1/jobs/{job_id}/tasks", Task, limit, filters)
 
+    def preview(self, task_id: str) -> bytes | None:
+        """A PNG of a task's work in progress; ``None`` where there is none now."""
+        answer = self.transport.request("GET", f"/v1/tasks/{task_id}/preview")
+        return answer.content if answer.status_code == 200 else None
+
     def attempts(self, subject: str, *, limit: int | None = None, **filters: Any) -> Iterator[Attempt]:
         """Attempts of a job or of a task, newest first; filter ``state``."""
         family = "tasks" if subject.startswith("task_") else "jobs"

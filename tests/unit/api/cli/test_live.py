@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from api.cli.live import EtaEstimate, LinePrinter, looks
-from farm.client.models import Job
+from farm.client.models import Job, Task
 from farm.errors import Unavailable
 
 
@@ -102,3 +102,13 @@ def test_a_farm_that_stays_away_is_an_error() -> None:
     clock = iter(range(0, 10_000, 50))
     with pytest.raises(Unavailable):
         list(looks(farm, "job_1", sleep=lambda s: None, clock=lambda: float(next(clock))))
+
+
+def test_a_sample_that_is_denoised_moves_before_it_has_a_frame() -> None:
+    lines: list[str] = []
+    printer = LinePrinter(lines.append)
+    task = Task.model_validate({"id": "task_1", "step_id": "step_1", "state": "running", "progress": 0.5})
+    printer.see(job(total=1, frames_total=81), 0.0)
+    printer.see(job(total=1, frames_total=81), 1.0, {"step_1": task})
+    assert lines[0].startswith("orbit: render running, 0/81 frames")
+    assert lines[1].startswith("orbit: render running, 50 % of 81 frames")
