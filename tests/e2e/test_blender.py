@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from jobs.render.blender import installation
-from tests.e2e.farms import Up, environment
+from tests.e2e.farms import Up, environment, until
 from tests.e2e.test_dashboard import Guarded, sign_in
 from tests.integration.jobs.blender.conftest import HOW, REPOSITORY, run_in_blender
 
@@ -39,10 +39,17 @@ def blends(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def farm_with_blender(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    """A running `farm up` whose node has a Blender."""
-    up = Up(tmp_path_factory.mktemp("farm"), {"FARM_BLENDER_HOME": str(home)})
+    """A running `farm up` whose node was given a Blender while it ran."""
+    given = tmp_path_factory.mktemp("blenders")
+    up = Up(tmp_path_factory.mktemp("farm"), {"FARM_BLENDER_HOME": str(given)})
     try:
-        yield up.start()
+        up.start()
+        name = f"bpy-{installation.LTS}"
+        with up.client() as client:
+            assert {tuple(slot.device["blender"]) for slot in client.slots()} == {()}
+            (given / name).symlink_to(home / name)
+            until(lambda: all(slot.device["blender"] == [installation.LTS] for slot in client.slots()))
+        yield up
     finally:
         up.stop()
 
