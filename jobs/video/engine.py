@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -32,7 +33,7 @@ from jobs.video.memory import explained
 from jobs.video.payload import OUTPUT, Generation
 from jobs.video.pipelines import Loaded, quiet_libraries
 from jobs.video.prompts import PromptCache, refuse_long
-from jobs.video.replay import OtherInputs
+from jobs.video.replay import OtherInputs, Run
 from jobs.video.residency import Residency
 from jobs.video.watch import check_frames
 
@@ -167,11 +168,37 @@ class VideoEngine:
                     batch=1,
                     gpus=generation.gpus,
                 )
+                if speed.needs_warm_up(loaded, film.facts["compiled"]):
+                    self._warm_up(film, loaded, pictures)
                 frames = self._frames(film, loaded, view, denoisers, pictures)
         finally:
             disable_context_parallel(denoisers)
             self.attention.reset(denoisers)
         return frames
+
+    def _warm_up(self, film: _Film, loaded: Loaded, pictures: dict[str, Any]) -> None:
+        """Compile at the film's shape, by two steps of it that nobody sees: loading, not work."""
+        host, generation, gang = film.host, film.generation, film.gang
+        # made over from a video, a film has only this share of its steps
+        steps = math.ceil(2 / (generation.strength or 1.0))
+        short = generation.model_copy(update={"steps": steps, "cache": None})
+        view = loaded.view(short)
+        self.prompts.install(view, f"{generation.model.digest}:{generation.dtype}")
+        generator = torch.Generator().manual_seed(0)
+        given = calls.arguments(view, short, generator, pictures) | {"output_type": "latent"}
+        began = time.perf_counter()
+
+        def boundary(run: Run) -> None:
+            if gang is None:
+                host.check()
+            else:
+                gang.agree(host.check)
+
+        with host.phase("load"), speed.warming_up(loaded, film.facts["compiled"]):
+            host.progress(0.0, "compiling")
+            with Run(view, [generator], boundary=boundary), torch.inference_mode():
+                view(**given)
+        film.facts["compile_s"] = round(time.perf_counter() - began, 2)
 
     def _frames(
         self, film: _Film, loaded: Loaded, view: Any, denoisers: list[Any], pictures: dict[str, Any]

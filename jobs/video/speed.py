@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import importlib
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -30,6 +33,7 @@ def compile_key(generation: Generation, device: Any) -> dict[str, Any]:
         "dtype": generation.dtype,
         "quantisation": generation.quantisation,
         "attention": generation.attention,
+        "loras": len(generation.loras),
         "shape": [generation.frames, generation.height, generation.width],
     }
 
@@ -37,15 +41,14 @@ def compile_key(generation: Generation, device: Any) -> dict[str, Any]:
 def prepare(loaded: Loaded, generation: Generation, denoisers: list[Any]) -> str | None:
     """Compile the denoisers' repeated blocks if the job asks for it; the key's hash, ``None`` without.
 
-    The kernels lie in ``FARM_COMPILE_CACHE`` (left out: the user's cache folder), one folder a key.
+    The kernels lie in ``FARM_COMPILE_CACHE`` (left out: the user's cache folder), one folder a key. Torch
+    compiles at the first pass of each shape: :func:`needs_warm_up` tells whether that is still to come.
     """
     if generation.compile == "none":
         return None
     key = compile_key(generation, loaded.device)
-    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:24]
+    digest = digest_of(key)
     folder = cache_root() / digest
-    if loaded.notes.get("compiled") == digest:
-        return digest
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "key.json").write_text(json.dumps(key, indent=2, sort_keys=True) + "\n")
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
@@ -53,8 +56,27 @@ def prepare(loaded: Loaded, generation: Generation, denoisers: list[Any]) -> str
     if "compiled" not in loaded.notes:
         for denoiser in denoisers:
             denoiser.compile_repeated_blocks()
-    loaded.notes["compiled"] = digest
+        loaded.notes["compiled"] = set()
     return digest
+
+
+def needs_warm_up(loaded: Loaded, digest: str | None) -> bool:
+    """Whether the next pass would compile."""
+    return digest is not None and digest not in loaded.notes["compiled"]
+
+
+@contextmanager
+def warming_up(loaded: Loaded, digest: str) -> Iterator[None]:
+    """Compile within, one process of a machine at a time: the others then find the kernels."""
+    with (cache_root() / digest / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    loaded.notes["compiled"].add(digest)
+
+
+def digest_of(key: dict[str, Any]) -> str:
+    """Name of a key's folder."""
+    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:24]
 
 
 def cache_root() -> Path:

@@ -372,6 +372,35 @@ def test_a_gpu_that_is_not_there_is_missed_not_replaced(engine: VideoEngine, tmp
         make(engine, host(tmp_path), spec("wan", device="cuda"))
 
 
+def test_blocks_are_compiled_while_loading_and_once_for_each_shape(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What compiles is torch's matter: here the blocks only say when they first ran."""
+    from diffusers import WanTransformer3DModel
+
+    monkeypatch.setenv("FARM_COMPILE_CACHE", str(tmp_path / "kernels"))
+    asked: list[Any] = []
+    monkeypatch.setattr(WanTransformer3DModel, "compile_repeated_blocks", lambda model: asked.append(model))
+    engine = VideoEngine()
+    try:
+        given = spec("wan", compile="blocks", seeds=[3])
+        first = host(tmp_path / "first")
+        frames = make(engine, first, given)
+        assert frames == make(engine, host(tmp_path / "plain"), spec("wan", seeds=[3]))
+        assert found(first)["compile_s"] > 0
+        assert first.phases.count("load") == 2  # the model, and its compilation
+        make(engine, again := host(tmp_path / "again"), given | {"seeds": [4]})
+        assert "load" not in again.phases
+        make(engine, larger := host(tmp_path / "larger"), given | {"size": "48x32"})
+        assert found(larger)["compile_s"] > 0
+        assert len(asked) == 1
+        keys = [json.loads(path.read_text()) for path in (tmp_path / "kernels").glob("*/key.json")]
+        assert sorted(key["shape"] for key in keys) == [[5, 32, 32], [5, 32, 48]]
+        assert {key["torch"] for key in keys} == {torch.__version__}
+    finally:
+        engine.close()
+
+
 def test_previews_are_pictures_of_the_work(engine: VideoEngine, tmp_path: Path) -> None:
     import io
 
