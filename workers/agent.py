@@ -54,7 +54,7 @@ from workers.reseating import Reseating
 from workers.slot_views import SlotViews
 
 log = structlog.get_logger(__name__)
-_LOOK_S = 0.1
+_LOOK_S = 0.25
 _LEAVE_S = 5.0
 _WAKE_WAIT_S = 30.0
 BLENDERS_EVERY_S = 10.0

@@ -4,6 +4,10 @@ The demo's turntable, without its film: 48 frames of 320x180 by a farm of its ow
 the last frame verified and published), and by a plain Mitsuba loop in one process (from process start to the
 last file written), with the same variant, threads, seeds and denoiser. Loop, farm, farm, loop, so that drift
 of the machine falls on both alike. The pictures are compared: only the same pictures are the same work.
+
+Mitsuba's scalar renderer gives other noise with another number of threads (one thread against two: up to
+160 of 255 levels in single pixels of this scene, the same picture to the eye). So both sides must use as
+many, and the benchmark refuses to compare where they did not; then only the denoiser's rounding is left.
 """
 
 from __future__ import annotations
@@ -22,13 +26,13 @@ import numpy as np
 from api.cli.demo.interrupts import Interrupts
 from api.cli.demo.own_farm import OwnFarm
 from farm.client import FarmClient
-from farm.errors import FarmError
+from farm.errors import FarmError, TaskFailed
 from jobs.render import demo
 from jobs.render.camera import Bounds, OrbitCamera, orbit_pose
 from jobs.render.mitsuba.variants import choose
 from jobs.render.spec import Spec
 from tests.benchmarks.machine import Figure, judge
-from tests.benchmarks.timed_job import by_the_farm, largest_difference
+from tests.benchmarks.timed_job import by_the_farm, largest_difference, threads_of
 
 BOUND = 0.05
 
@@ -62,7 +66,7 @@ os._exit(0)
 """
 
 
-def plain_loop(spec: Spec, folder: Path) -> float:
+def plain_loop(spec: Spec, folder: Path, threads: int) -> float:
     """Seconds that the loop takes for all frames of ``spec``."""
     proof = choose(spec, "cpu")
     camera = spec.resolved_camera
@@ -75,7 +79,7 @@ def plain_loop(spec: Spec, folder: Path) -> float:
         frames.append((number, matrix.tolist()))
     job = {
         "variant": proof.variant,
-        "threads": len(os.sched_getaffinity(0)),
+        "threads": threads,
         "scene": str(demo.assets()[spec.scene]),
         "width": spec.resolution[0],
         "height": spec.resolution[1],
@@ -103,13 +107,19 @@ def main(frames: int = 48, samples: int = 12) -> int:
         for path in folders.values():
             path.mkdir()
         interrupts = Interrupts()
-        loops = [plain_loop(spec, folders["loop"])]
+        threads = len(os.sched_getaffinity(0))
+        loops = [plain_loop(spec, folders["loop"], threads)]
         with interrupts, OwnFarm(folder / "own", interrupts) as own, FarmClient.of(own.credentials) as farm:
             assets = farm.upload(demo.assets())
             farms = [by_the_farm(farm, wanted, assets, folders["farm"])]
             # another seed: nothing that the first job left warm may help the second
             farms.append(by_the_farm(farm, wanted | {"seed": 1000}, assets, folder))
-        loops.append(plain_loop(spec, folders["loop"]))
+            used = {number for job in farm.jobs(limit=2) for number in threads_of(farm, job.id)}
+        if used != {threads}:
+            raise TaskFailed(
+                f"the farm rendered with {used} threads, the loop with {threads}: not the same work"
+            )
+        loops.append(plain_loop(spec, folders["loop"], threads))
         difference = largest_difference(folders["loop"], folders["farm"], spec.frame_range())
     overhead = sum(farms) / sum(loops) - 1.0
     print(f"variant {choose(spec, 'cpu').variant}, {frames} frames of 320x180 at {samples} samples")
@@ -120,7 +130,7 @@ def main(frames: int = 48, samples: int = 12) -> int:
             Figure("farm, second job", farms[1], "s"),
             Figure("plain loop, second run", loops[1], "s"),
             Figure("overhead of the farm (farm / loop - 1)", overhead, "", BOUND),
-            Figure("largest difference of a pixel (8 bit)", float(difference), "", 0.0),
+            Figure("largest difference of a pixel (8 bit)", float(difference), "", 1.0),
         ]
     )
 

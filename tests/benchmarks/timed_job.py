@@ -41,6 +41,12 @@ def by_the_farm(farm: FarmClient, spec: dict[str, Any], assets: Mapping[str, str
     return took
 
 
+def threads_of(farm: FarmClient, job_id: str) -> set[int]:
+    """With how many threads the attempts of a job have rendered."""
+    attempts = [attempt.to_json() for attempt in farm.attempts(job_id)]
+    return {int(attempt["device"]["threads"]) for attempt in attempts if attempt.get("device")}
+
+
 def largest_difference(first: Path, second: Path, frames: FrameRange) -> int:
     """Largest difference of one 8-bit value between two folders of frames."""
     worst = 0

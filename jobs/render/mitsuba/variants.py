@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from farm.errors import DeviceUnavailable
+from farm.settings import settings
+from jobs.render.mitsuba.proofs import once
 from jobs.render.spec import Spec
 
 OLDEST_USABLE_LLVM: Final = 17
@@ -105,7 +107,25 @@ def llvm_libraries() -> list[tuple[int, Path]]:
 
 @lru_cache(maxsize=32)
 def probe(variant: str, env: tuple[tuple[str, str], ...] = ()) -> Proof:
-    """Render a small scene in a child. Where it dies, hangs or renders nonsense, the variant fails."""
+    """Whether the variant renders a small scene in a child: where that dies, hangs or is wrong, it fails.
+
+    On the processor once for each machine; a GPU's driver may change under us, so that is asked anew.
+    """
+    if variant.startswith("cuda"):
+        return _probe(variant, env)
+    failed: list[Proof] = []
+
+    def prove() -> str | None:
+        proof = _probe(variant, env)
+        if not proof.works:
+            failed.append(proof)
+        return proof.reason if proof.works else None
+
+    words = once(settings().run_dir / "variants", variant, dict(env), prove)
+    return failed[0] if words is None else Proof(variant, True, words, env)
+
+
+def _probe(variant: str, env: tuple[tuple[str, str], ...]) -> Proof:
     import os
 
     command = [sys.executable, "-P", "-m", "jobs.render.mitsuba.probe", variant]
