@@ -165,8 +165,8 @@ class Host(Protocol):
     def frozen(self, pids: Sequence[int]) -> AbstractContextManager[None]:
         """Declare child process groups that the agent may freeze, signal or kill with this task."""
 
-    def keep_warm(self, key: str | None) -> None:
-        """Say what stays loaded in this slot after the task, so that the scheduler prefers it."""
+    def keep_warm(self, *keys: str | None) -> None:
+        """Say all that stays loaded in this slot after the task, so that the scheduler prefers it."""
 
 
 class Engine(Protocol):

@@ -304,9 +304,9 @@ class SlotHost:
         finally:
             self._bench.control.groups(())
 
-    def keep_warm(self, key: str | None) -> None:
-        """Say what stays loaded in this slot after the task."""
-        self.warm = [key] if key else []
+    def keep_warm(self, *keys: str | None) -> None:
+        """Say all that stays loaded in this slot after the task."""
+        self.warm = [key for key in keys if key]
 
     # --- within --------------------------------------------------------------------------------------
 

@@ -86,14 +86,16 @@ def check(
     folder: Annotated[
         Path | None, typer.Option(help="Look here instead of in the folder that was added.")
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Sizes alone; contents are not hashed.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Hash small files alone; of weights look at sizes.")
+    ] = False,
 ) -> None:
     """Check on this machine that a model's files are still those that were added."""
     with connect() as farm:
         found = farm.model(name)
     files = [ModelFile.model_validate(file) for file in found.files]
     check_folder(folder or Path(found.folder), files, hashes=not quick)
-    what = "sizes" if quick else "hashes"
+    what = "small files' hashes and sizes" if quick else "hashes"
     terminal.say(
         f"{found.label}: {len(files)} files, {size(sum(file.bytes for file in files))}, {what} right"
     )

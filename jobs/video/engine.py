@@ -86,7 +86,8 @@ class VideoEngine:
         film = _Film(host, generation)
         began = time.perf_counter()
         loaded = self.residency.get(generation, lambda: host.phase("load"))
-        host.keep_warm(loaded.key)
+        # the others that are still held, too: a slot is warm for each of them
+        host.keep_warm(loaded.key, *(key for key in self.residency.keys if key != loaded.key))
         film.facts["load_s"] = round(time.perf_counter() - began, 3)
         out = self._out = self._out or FramesOut(int(task.device.get("threads") or os.cpu_count() or 1))
         ring = out.prepare(generation.width, generation.height, generation.bits, loaded.device)

@@ -19,6 +19,8 @@ from jobs.video.gates import Gate
 Lookup = Callable[[str], Mapping[str, Any] | None]
 """From ``name`` or ``name@digest`` to the document of a version, ``None`` where there is none."""
 WEIGHTS: Final = ".safetensors"
+SMALL: Final = 2**20
+"""Bytes up to which a file is hashed whenever a version is loaded."""
 
 
 class ModelFile(Model):
@@ -71,7 +73,10 @@ def digest_of(files: Iterable[ModelFile]) -> str:
 
 
 def check_folder(folder: Path, files: Iterable[ModelFile], *, hashes: bool) -> None:
-    """Check that a folder still holds a version: every file there, of its size, and of its hash if asked.
+    """Check that a folder still holds a version: every file there, of its size, and of its hash.
+
+    Without ``hashes`` only small files (:data:`SMALL`) are hashed: configurations, which people edit, and not
+    the weights, which would take minutes.
 
     Raises :class:`farm.errors.PermanentFailure` that names the first files that are not as they were.
     """
@@ -85,7 +90,7 @@ def check_folder(folder: Path, files: Iterable[ModelFile], *, hashes: bool) -> N
             continue
         if size != file.bytes:
             wrong.append(f"{file.path} (has {size:,} bytes, not {file.bytes:,})")
-        elif hashes and hash_file(path) != file.sha256:
+        elif (hashes or size <= SMALL) and hash_file(path) != file.sha256:
             wrong.append(f"{file.path} (its contents changed)")
     if wrong:
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""

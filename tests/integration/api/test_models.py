@@ -155,7 +155,6 @@ def test_the_command_line_adds_lists_checks_and_removes(
     assert checked.exit_code == 0 and "hashes right" in checked.stderr
     weights = folder / "vae" / "diffusion_pytorch_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
-    assert farm("check", "wan2.2", "--quick").exit_code == 0
     broken = farm("check", "wan2.2")
     assert broken.exit_code != 0 and "its contents changed" in str(broken.exception)
     assert farm("remove", "wan2.2").exit_code == 0

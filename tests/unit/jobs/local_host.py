@@ -211,8 +211,8 @@ class LocalHost:
         self.frozen_pids = list(pids)
         yield
 
-    def keep_warm(self, key: str | None) -> None:
-        self.warm = key
+    def keep_warm(self, *keys: str | None) -> None:
+        self.warm = keys[0]
 
     # driving a whole job
 

@@ -231,6 +231,7 @@ def test_a_folders_own_python_needs_an_administrators_word(tmp_path: Path, own: 
 
 def test_a_version_whose_folder_changed_is_noticed(tmp_path: Path) -> None:
     folder = made.wan21(tmp_path / "wan")
+    made.safetensors(folder / "vae" / "diffusion_pytorch_model.safetensors", {"weight": (1024, 1024)})
     found = inspect("wan", folder)
     check_folder(folder, found.files, hashes=True)
     weights = folder / "vae" / "diffusion_pytorch_model.safetensors"
@@ -240,6 +241,13 @@ def test_a_version_whose_folder_changed_is_noticed(tmp_path: Path) -> None:
         PermanentFailure, match=r"vae/diffusion_pytorch_model.safetensors \(its contents changed\)"
     ):
         check_folder(folder, found.files, hashes=True)
+    # a configuration is small, and looked at whenever the version is loaded
+    settings = folder / "scheduler" / "scheduler_config.json"
+    said = settings.read_text()
+    settings.write_text(said.replace("3.0", "5.0"))
+    with pytest.raises(PermanentFailure, match=r"scheduler_config.json \(its contents changed\)"):
+        check_folder(folder, found.files, hashes=False)
+    settings.write_text(said)
     weights.unlink()
     with pytest.raises(PermanentFailure, match=r"is not what was added: vae/.*No such file"):
         check_folder(folder, found.files, hashes=False)
