@@ -122,8 +122,8 @@ def test_the_nearer_of_two_splats_covers_the_farther() -> None:
 def test_the_rasteriser_has_the_right_gradient_in_everything() -> None:
     count = 5
     inputs = [
-        (random(count, 3, seed=4) - 0.5), random(count, 4, seed=5) - 0.5, random(count, 3, seed=6) * 0.3 + 0.1,
-        random(count, seed=7) * 0.5 + 0.3, random(count, 3, seed=8),
+        random(count, 3, seed=4) - 0.5, random(count, 4, seed=5) - 0.5,
+        random(count, 3, seed=6) * 0.3 + 0.1, random(count, seed=7) * 0.5 + 0.3, random(count, 3, seed=8),
     ]  # fmt: skip
     for value in inputs:
         value.requires_grad_()

@@ -8,6 +8,7 @@ import { showActions } from "../parts/actions.js";
 import { showAttempts } from "../parts/attempts.js";
 import { showFilms } from "../parts/films.js";
 import { showPreflight } from "../parts/preflight.js";
+import { showCurve } from "../parts/curve.js";
 import { showVideo, watchPreviews } from "../parts/video.js";
 import { watchRunning } from "../parts/running.js";
 import "../parts/frames.js";
@@ -25,6 +26,7 @@ async function load() {
   else state.why = [];
   draw();
   await showPreflight(byId("preflight"), state.steps);
+  await showCurve(byId("curve"), job, state.steps);
   await loadTab();
 }
 

@@ -2,14 +2,16 @@
 
 import { emptyNote, h, icon, keyed } from "../dom.js";
 import { duration, size } from "../format.js";
+import { splatViewer } from "./splats.js";
 
 /** Show artifacts in `panel`; a film that plays is left alone. */
 export function showFilms(panel, artifacts, ended) {
-  if (!panel.firstElementChild) panel.append(h("div", { class: "films" }), h("ul", { class: "panel files" }), h("div"));
-  const [films, files, empty] = panel.children;
+  if (!panel.firstElementChild) panel.append(h("div", { class: "films" }), h("div", { class: "films" }), h("ul", { class: "panel files" }), h("div"));
+  const [films, splats, files, empty] = panel.children;
   // a lossless master is a film that no browser plays
   const isFilm = (one) => ["video/mp4", "video/webm"].includes(one.media_type);
   keyed(films, artifacts.filter(isFilm), (one) => one.id, film, () => {});
+  keyed(splats, artifacts.filter((one) => one.name === "splats.ply"), (one) => one.id, splatViewer, () => {});
   const rest = artifacts.filter((one) => !isFilm(one));
   keyed(files, rest, (one) => one.id, file, () => {});
   files.hidden = rest.length === 0;
