@@ -95,6 +95,7 @@ class VideoEngine:
         with (
             host.phase("work"),
             host.reserve(ring, "pinned" if loaded.device.type == "cuda" else "shm", "frame staging"),
+            self._weights(loaded, generation, host),
             host.frozen([*out.pids, *(gang.pids if gang else [])]),
             explained(generation, film.stage, loaded.nbytes),
         ):
@@ -108,6 +109,15 @@ class VideoEngine:
             self._sample(_Film(host, generation, gang=member), loaded)
 
     # --- one film ------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _weights(
+        loaded: Loaded, generation: Generation, host: Host
+    ) -> contextlib.AbstractContextManager[None]:
+        """The ledger's buffer of the model on its devices; host memory is not in the ledger."""
+        if loaded.device.type != "cuda" or generation.offload != "none":
+            return contextlib.nullcontext()
+        return host.reserve(loaded.nbytes * generation.gpus, "vram", "weights")
 
     def _gang_for(self, generation: Generation, host: Host) -> Gang | None:
         """The other ranks that a job needs: those that are there, or new ones."""

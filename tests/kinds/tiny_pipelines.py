@@ -152,6 +152,27 @@ def wan22_image() -> Any:
     )
 
 
+def skyreels() -> Any:
+    """SkyReels V2, text to video: a family that the farm knows only through the generic loader."""
+    from diffusers import SkyReelsV2Pipeline, SkyReelsV2Transformer3DModel
+
+    return SkyReelsV2Pipeline(
+        tokenizer=tokenizer(),
+        text_encoder=_text_encoder("umt5"),
+        vae=_wan_vae(),
+        scheduler=_unipc(),
+        transformer=SkyReelsV2Transformer3DModel(
+            num_attention_heads=2,
+            attention_head_dim=12,
+            text_dim=32,
+            freq_dim=32,
+            ffn_dim=32,
+            num_layers=2,
+            rope_max_seq_len=32,
+        ).eval(),
+    )
+
+
 def ltx() -> Any:
     """LTX-Video, text to video: packed latents, 32-fold spatial and 8-fold temporal compression."""
     from diffusers import (
@@ -235,6 +256,7 @@ BUILDERS: dict[str, Callable[[], Any]] = {
     "wan22_image": wan22_image,
     "ltx": ltx,
     "cogvideox": cogvideox,
+    "skyreels": skyreels,
 }
 _built: dict[str, Path] = {}
 _root: list[Path] = []
@@ -253,7 +275,7 @@ def folder(name: str) -> Path:
 def build(name: str, path: Path) -> Path:
     """Write the pipeline ``name`` to ``path``; the same bytes every time."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(sorted(BUILDERS).index(name) + 1)
+        torch.manual_seed(list(BUILDERS).index(name) + 1)
         BUILDERS[name]().save_pretrained(path, safe_serialization=True)
     return path
 

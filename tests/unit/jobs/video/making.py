@@ -23,6 +23,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "wan22": {"size": "32x32", "frames": 5},
     "wan22_image": {"size": "32x32", "frames": 5},
     "ltx": {"size": "64x64", "frames": 9},
+    "skyreels": {"size": "32x32", "frames": 5},
     "cogvideox": {"size": "32x32", "frames": 9},
 }
 

@@ -84,7 +84,7 @@ def _step(given: dict[str, Any]) -> Any:
     return step_of(given, assets=assets).payload
 
 
-@pytest.mark.parametrize("name", ["wan", "ltx", "cogvideox"])
+@pytest.mark.parametrize("name", ["wan", "ltx", "cogvideox", "skyreels"])
 def test_frames_are_those_of_the_plain_script(name: str, engine: VideoEngine, tmp_path: Path) -> None:
     at, given = host(tmp_path), spec(name, seeds=[5])
     make(engine, at, given)
@@ -197,6 +197,18 @@ def park_at(step: int, error: type[Exception] = ParkRequested) -> Any:
             raise error
 
     return on_check
+
+
+def test_a_pipeline_that_promises_no_resume_begins_again(engine: VideoEngine, tmp_path: Path) -> None:
+    """The generic loader promises exact resume only where it was seen; elsewhere nothing is saved."""
+    given = spec("skyreels")
+    for promise, saves in (("exact", 1), ("restart", 0)):
+        at = host(tmp_path / promise, park_at(2))
+        task = task_of(at, given)
+        task.step[payload.KEY]["model"]["facts"]["resume"] = promise
+        with pytest.raises(ParkRequested):
+            engine.run(task, at)
+        assert len(at.saves) == saves
 
 
 def test_a_cancelled_sample_leaves_no_frames_and_nothing_in_the_next(
