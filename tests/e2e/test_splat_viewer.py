@@ -19,7 +19,10 @@ from api.middleware.security_headers import PAGE_POLICY
 from jobs.nerf.exports.splat_files import write_ply
 
 STATIC = Path(__file__).resolve().parents[2] / "api" / "web" / "static"
-PAGE = '<!doctype html><meta charset="utf-8"><link rel="icon" href="data:,"><main></main><script type="module" src="/page.js"></script>'
+PAGE = (
+    '<!doctype html><meta charset="utf-8"><link rel="icon" href="data:,"><main></main>'
+    '<script type="module" src="/page.js"></script>'
+)
 SCRIPT = """
 import { splatViewer } from "/js/parts/splats.js";
 for (const name of ["splats.ply", "points.ply"]) {
