@@ -50,6 +50,7 @@ class _Film:
     facts: dict[str, Any] = field(default_factory=dict)
     stage: list[str] = field(default_factory=lambda: ["encode"])
     gang: Member | None = None
+    began: float = field(default_factory=time.perf_counter)
 
 
 class VideoEngine:
@@ -83,8 +84,8 @@ class VideoEngine:
         if generation.device == "cpu" and (threads := task.device.get("threads")):
             # more threads than the slot owns only take turns; and their number is part of the bits
             torch.set_num_threads(int(threads))
-        film = _Film(host, generation)
         began = time.perf_counter()
+        film = _Film(host, generation, began=began)
         loaded = self.residency.get(generation, lambda: host.phase("load"))
         # the others that are still held, too: a slot is warm for each of them
         host.keep_warm(loaded.key, *(key for key in self.residency.keys if key != loaded.key))
@@ -207,7 +208,7 @@ class VideoEngine:
 
         with host.phase("load"), speed.warming_up(loaded, film.facts["compiled"]):
             host.progress(0.0, "compiling")
-            with Run(view, [generator], boundary=boundary), torch.inference_mode():
+            with Run(view, [generator], boundary=boundary), torch.no_grad():
                 view(**given)
         film.facts["compile_s"] = round(time.perf_counter() - began, 2)
 
@@ -257,6 +258,7 @@ class VideoEngine:
             )
         film.facts |= {
             "seconds": watch.seconds() | {"decode": round(decoded - (watch.last_step or decoded), 4)},
+            "to_first_pass_s": round((watch.first_pass or decoded) - film.began, 4),
             "steps_computed": watch.steps,
             "checkpoints": {
                 "saved": saver.saved,

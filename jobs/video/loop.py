@@ -102,7 +102,7 @@ class Loop:
             spread=gang.forward if gang is not None and generation.guidance_split else None,
             same_environment=strict,
         )
-        with torch.inference_mode():
+        with torch.no_grad():
             try:
                 with run:
                     frames = self.view(**given).frames

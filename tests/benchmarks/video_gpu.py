@@ -120,7 +120,7 @@ def speed(shape: str, skip: list[int], of: int) -> list[Figure]:
     """A forward pass in each variant."""
     model, given = transformer(shape), inputs()
     rows: list[tuple[str, float, float]] = []
-    with torch.inference_mode():
+    with torch.no_grad():
         plain_ms, first = timed_ms(lambda: model(**given)[0])
         plain = first.clone()
         rows.append(("plain", plain_ms, 0.0))
@@ -222,7 +222,7 @@ def loop(shape: str) -> list[Figure]:
             torch.cuda.synchronize()
             started = time.perf_counter()
             if not farm:
-                with torch.inference_mode():
+                with torch.no_grad():
                     latents = view()(**arguments(generator)).frames
                 torch.cuda.synchronize()
                 return time.perf_counter() - started, latents, None
@@ -270,7 +270,7 @@ def copy() -> list[Figure]:
         torch.cuda.synchronize()
 
     def film() -> None:
-        with torch.inference_mode():
+        with torch.no_grad():
             for chunk in range(chunks):
                 ring.fill(chunk, frames, list(range(chunk * 8, min(FRAMES, chunk * 8 + 8))), 8)
         torch.cuda.synchronize()
