@@ -94,3 +94,24 @@ def install(
     typer.echo(
         f"{target} written. Now: systemctl daemon-reload && systemctl enable --now {target.name}", err=True
     )
+
+
+@app.command()
+def warm() -> None:
+    """Build the CUDA extensions of gsplat and nerfacc for this machine's GPU, under a lock; takes minutes.
+
+    Tasks never build them: they refuse, and name this command. Run it as the user that the slots run as.
+    """
+    from farm.errors import FarmError
+    from jobs.nerf.extensions import build
+
+    try:
+        made = build()
+    except FarmError as error:
+        typer.echo(error.message, err=True)
+        raise typer.Exit(EXIT_FARM_ERROR) from None
+    except ImportError:
+        typer.echo("torch is not installed here: pip install 'stillframe[nerf]'", err=True)
+        raise typer.Exit(EXIT_FARM_ERROR) from None
+    for package, what in made:
+        typer.echo(f"{package}: {what}")
