@@ -16,7 +16,8 @@ from jobs.engine import Host
 from jobs.nerf.methods.base import Adam, Budget, Field
 from jobs.nerf.methods.loader import create, device_of, options_of, read_checkpoint, write_checkpoint
 from jobs.nerf.methods.rays import Pictures
-from jobs.nerf.rendering import Look, to_png
+from jobs.nerf.preview import SIDE, compose
+from jobs.nerf.rendering import Look
 from jobs.nerf.scene import Scene
 from jobs.nerf.spec import Spec
 
@@ -32,7 +33,6 @@ _PER_SAMPLE: Final = 0.05
 _TESTED_PIXELS: Final = 20_000
 """Held-out pixels that the curve is measured on; the evaluation looks at all of them."""
 _CURVE: Final = 240
-PREVIEW_SIDE: Final = 240
 
 
 @dataclass(slots=True)
@@ -210,12 +210,12 @@ class Trainer:
         return self.field.score(self.tested, self._tested_index, self.look)
 
     def preview(self) -> bytes:
-        """A small PNG of one view: a held-out one where there is one."""
+        """One view, held out where there is one, with the curve beside it, as PNG."""
         views = self.tested.views if self.tested else self.pictures.views
         view = views[0]
-        scale = min(1.0, PREVIEW_SIDE / max(view.width, view.height))
+        scale = min(1.0, SIDE / max(view.width, view.height))
         small = view.scaled(max(8, int(view.width * scale)), max(8, int(view.height * scale)))
-        return to_png(self.field.picture(small, self.look, self.host.check))
+        return compose(self.field.picture(small, self.look, self.host.check), self.at.curve)
 
     # --- checkpoints ---------------------------------------------------------------------------------
 

@@ -96,7 +96,7 @@ def test_every_step_leaves_what_it_promises(whole: LocalHost) -> None:
         whole.artifacts
     )
     assert whole.results["pose"][0]["bounded"] and whole.results["pose"][0]["test"] == 1
-    assert whole.previews and Image.open(io.BytesIO(whole.previews[-1])).size == (32, 24)
+    assert whole.previews and Image.open(io.BytesIO(whole.previews[-1])).size == (320 + 320, 240)
     curve = whole.results["train"][0]["curve"]
     assert curve[-1][0] == 160 and curve[-1][3] > curve[0][3]
 

@@ -8,7 +8,7 @@ import { showActions } from "../parts/actions.js";
 import { showAttempts } from "../parts/attempts.js";
 import { showFilms } from "../parts/films.js";
 import { showPreflight } from "../parts/preflight.js";
-import { showCurve } from "../parts/curve.js";
+import { showCurve, watchTraining } from "../parts/curve.js";
 import { showVideo, watchPreviews } from "../parts/video.js";
 import { watchRunning } from "../parts/running.js";
 import "../parts/frames.js";
@@ -175,6 +175,7 @@ try {
   await load();
   watchRunning(byId("running"), () => state.job)();
   watchPreviews(byId("video"), () => state.job)();
+  watchTraining(byId("training"), () => state.job);
   listen({ job: id, seen: (type) => {
     if (type === "job.deleted") leaveTo("/jobs");
     else refresh();

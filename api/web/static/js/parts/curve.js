@@ -5,6 +5,7 @@ import { fill, h } from "../dom.js";
 import { duration } from "../format.js";
 
 const SVG = "http://www.w3.org/2000/svg";
+const EVERY_MS = 2000;
 const WIDE = 640, TALL = 180, LEFT = 44, BELOW = 24;
 
 /** Show the curve of the job's step `train` in `holder`; asks once, when the step has ended. */
@@ -19,6 +20,34 @@ export async function showCurve(holder, job, steps) {
     h("summary", null, h("b", null, "Training"), h("span", { class: "muted" }, summary(learnt, posed))),
     learnt?.curve?.length > 1 && chart(learnt.curve),
     posed?.notes?.length > 0 && h("ul", { class: "findings" }, posed.notes.map((note) => h("li", null, note)))));
+}
+
+/** Keep `holder` up to date with the preview (a view and its curve) of a training that runs. */
+export function watchTraining(holder, job) {
+  let asking = false, etag = null;
+  const look = async () => {
+    if (asking || document.hidden || job()?.kind !== "nerf") return;
+    if (!job().tasks.running) { fill(holder); return; }
+    asking = true;
+    try {
+      const task = (await get(`/v1/jobs/${job().id}/tasks`, { state: "running", limit: 5 })).items.find((one) => one.step === "train");
+      if (!task) { fill(holder); return; }
+      const answer = await fetch(`/v1/tasks/${task.id}/preview`, { cache: "no-store", headers: etag ? { "If-None-Match": etag } : {} });
+      if (answer.status !== 200) return;
+      etag = answer.headers.get("etag");
+      const image = holder.querySelector("img") ?? h("img", { class: "training", alt: "A view of the field in training, and its PSNR so far" });
+      const old = image.src;
+      image.src = URL.createObjectURL(await answer.blob());
+      if (old) URL.revokeObjectURL(old);
+      if (!image.isConnected) holder.replaceChildren(image);
+    } catch {
+      // the page's own refresh says what is wrong
+    } finally {
+      asking = false;
+    }
+  };
+  setInterval(look, EVERY_MS);
+  look();
 }
 
 async function resultOf(step) {
