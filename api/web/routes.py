@@ -76,6 +76,12 @@ async def submit(request: Request) -> HTMLResponse:
     return _page(request, "submit")
 
 
+@router.get("/submit/video")
+async def submit_video(request: Request) -> HTMLResponse:
+    """A form for a video job."""
+    return _page(request, "submit_video", page="submit", kind="video")
+
+
 @router.get("/static/{path:path}")
 async def static(request: Request, path: str) -> Response:
     """Scripts, styles and fonts. Asked about each time (304 by ETag), so that an upgrade shows at once."""

@@ -261,7 +261,15 @@ def test_every_page_fits_a_phone(browser: Browser, farm_up: Up, tmp_path: Path) 
     )
     phone = Guarded(browser, farm_up, viewport={"width": 360, "height": 740})
     sign_in(phone.page, farm_up)
-    for path in ("/jobs", f"/jobs/{job.id}", f"/jobs/{job.id}#spec", "/machines", "/buffers", "/submit"):
+    for path in (
+        "/jobs",
+        f"/jobs/{job.id}",
+        f"/jobs/{job.id}#spec",
+        "/machines",
+        "/buffers",
+        "/submit",
+        "/submit/video",
+    ):
         phone.page.goto("about:blank")
         phone.page.goto(farm_up.url + path)
         phone.page.wait_for_selector("[aria-busy=true]", state="detached")
@@ -284,7 +292,7 @@ def test_every_page_fits_a_phone(browser: Browser, farm_up: Up, tmp_path: Path) 
 
 
 def test_pages_carry_a_strict_policy_and_no_inline_script_or_style(page: Page) -> None:
-    for path in ("/signin", "/jobs", "/machines", "/buffers", "/submit", "/jobs/job_1"):
+    for path in ("/signin", "/jobs", "/machines", "/buffers", "/submit", "/submit/video", "/jobs/job_1"):
         answer = page.request.get(path)
         policy = answer.headers["content-security-policy"]
         assert "unsafe" not in policy

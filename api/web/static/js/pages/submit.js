@@ -1,6 +1,7 @@
-import { get, post, upload } from "../api.js";
+import { post, upload } from "../api.js";
 import { bar, byId, h, setBar } from "../dom.js";
 import { size } from "../format.js";
+import { mark, offerProjects, say } from "../parts/form.js";
 import { begin } from "../shell.js";
 
 const SCENES = [".xml", ".glb", ".obj", ".ply"];
@@ -66,7 +67,7 @@ function body(assets) {
 
 form.addEventListener("submit", async (event) => {
   event.preventDefault();
-  mark([]);
+  mark(form, []);
   if (!form.elements.scene.value) { say("Choose a scene first."); byId("pick-files").focus(); return; }
   byId("send").disabled = true;
   const meter = bar(0, { label: "Upload" });
@@ -78,35 +79,13 @@ form.addEventListener("submit", async (event) => {
     const job = await post("/v1/jobs", body(assets));
     location.assign(`/jobs/${job.id}`);
   } catch (error) {
-    mark(error.faults ?? []);
+    mark(form, error.faults ?? []);
     say(error.message);
     byId("send").disabled = false;
     byId("upload").hidden = true;
   }
 });
 
-function say(text) {
-  byId("problem").textContent = text;
-  byId("problem").hidden = !text;
-}
-
-/** Put each fault beside its field. */
-function mark(faults) {
-  form.querySelectorAll(".wrong").forEach((node) => node.remove());
-  form.querySelectorAll("[aria-invalid]").forEach((node) => node.removeAttribute("aria-invalid"));
-  let first = null;
-  for (const fault of faults) {
-    const field = [...form.querySelectorAll("[data-pointer]")].find((node) => fault.pointer === node.dataset.pointer
-      || fault.pointer.startsWith(`${node.dataset.pointer}/`));
-    if (!field) continue;
-    field.setAttribute("aria-invalid", "true");
-    field.closest(".field").append(h("small", { class: "wrong" }, fault.message));
-    first ??= field;
-  }
-  first?.focus();
-}
-
 byId("live").hidden = true;
 await begin();
-const projects = (await get("/v1/projects", { limit: 200 })).items;
-form.elements.project.append(...projects.map((project) => h("option", { value: project.name, selected: project.name === "default" }, project.name)));
+await offerProjects(form.elements.project);
