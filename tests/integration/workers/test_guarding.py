@@ -53,6 +53,11 @@ class Slot:
     def present_serial(self) -> int:
         return 7
 
+    def has_begun(self) -> bool:
+        """Whether the child is a program of its own: stopped before its exec, it would keep its parent."""
+        below = procfs.family(self.process.slot_pid or -1)
+        return any(procfs.command(pid)[:1] == ["sleep"] for pid in below)
+
     def states(self) -> set[str]:
         below = procfs.family(self.process.slot_pid or -1)
         return {state.state for pid in below if (state := procfs.process(pid)) is not None}
@@ -79,7 +84,7 @@ def scene(tmp_path: Path) -> Iterator[tuple[Guarding, dict[str, Slot], Link]]:
     slots = {"slot_a": Slot(shared, tmp_path), "slot_b": Slot(seats["cpu-b"], tmp_path)}
     guard._slots = slots  # type: ignore[assignment]
     for slot in slots.values():
-        _until(lambda slot=slot: slot.process.slot_pid and len(procfs.family(slot.process.slot_pid)) == 2)
+        _until(lambda slot=slot: slot.has_begun())
     yield guard, slots, link
     guard.release()
     for slot in slots.values():
