@@ -13,9 +13,13 @@ import os
 import secrets
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from farm.settings import Settings
-from workers.node_folders import NodeFolders
+
+if TYPE_CHECKING:
+    # a slot has no use for gpu_pinning, and every import delays it
+    from workers.node_folders import NodeFolders
 
 FULL_PREFIX = "its disk is full: "
 """How the reason of a hold begins that stands only while a disk has no room."""
