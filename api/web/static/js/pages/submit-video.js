@@ -13,11 +13,12 @@ let models = [];
 function showModel() {
   const model = models.find((one) => one.name === value("model"));
   if (!model) return;
-  const { size, frames, steps } = model.defaults;
+  const { size, frames, steps, guidance } = model.defaults;
   const rule = Object.values(model.tasks)[0];
   field("size").placeholder = size.join("x");
   field("frames").placeholder = String(frames);
   field("steps").placeholder = String(steps);
+  field("guidance").placeholder = String(guidance);
   byId("frames-hint").textContent = `${rule.frames} frames`;
   byId("size-hint").textContent = model.fixed_size ? `${model.fixed_size.join("x")} only` : `Multiples of ${model.size_divisor}`;
   byId("model-hint").textContent = `${model.title}; ${Object.keys(model.tasks).join(", ")}`;
