@@ -40,7 +40,7 @@ def test_a_sixty_second_run_in_cpu_form_ends_with_a_report(tmp_path: Path) -> No
     began = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", "gpu_pinning.stillness", "--seconds", "60", "--form", "cpu", "--hurt",
-         "--quartets", "3", "--out", str(tmp_path)],
+         "--quartets", "3", "--out", str(tmp_path), "--live", str(tmp_path / "live")],
         env=environment, capture_output=True, text=True, timeout=580,
     )  # fmt: skip
     assert done.returncode in EXIT_CODES.values(), done.stdout + done.stderr
@@ -75,6 +75,13 @@ def test_a_sixty_second_run_in_cpu_form_ends_with_a_report(tmp_path: Path) -> No
     assert check.open == [] and "svg" in check.seen
     assert not re.search(r"(src|href|url|@import)\s*[=(]", page), "the page loads nothing"
     assert found["verdict"].upper() in done.stdout
+    assert "partial" not in found
+    live = json.loads((tmp_path / "live" / "live.json").read_text())
+    assert live["over"]["verdict"] == found["verdict"]
+    shown = {point[3] for point in live["points"] if point[4]}
+    assert {"farm", "control"} <= shown, "isolation was seen on and off"
+    assert live["units"][live["pictures"][0]] > 0
+    assert (tmp_path / "live" / f"picture-{live['pictures'][0]}.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_what_cannot_be_is_said_at_once(tmp_path: Path) -> None:
