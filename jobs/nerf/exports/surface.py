@@ -51,8 +51,7 @@ def surface(field: Field, resolution: int, check: Callable[[], None]) -> tuple[A
     places = (vertices[:, ::-1] * cell - reach).astype(np.float32)
     with torch.no_grad():
         colours = field.albedo(torch.from_numpy(places.copy()).to(field.device)).clamp(0, 1).cpu().numpy()
-    # the axes were turned round, and with them the faces' sense
-    return places, faces[:, ::-1], (colours * 255 + 0.5).astype(np.uint8)
+    return places, faces, (colours * 255 + 0.5).astype(np.uint8)
 
 
 def to_glb(vertices: Any, faces: Any, colours: Any, extras: dict[str, Any]) -> bytes:
