@@ -4,10 +4,11 @@
 
 Frames of RobotExpressive.blend (camera auto, Cycles on the CPU, 8 samples, 320x180) by a farm of its own with
 one slot, from submit to the last frame verified and published, preflight and canary included; and by a plain
-``bpy`` loop over the same frames, from process start to the last file written, with the same threads. Rounds
-of one each, in turned order, and the median of their ratios: other work on the machine falls on both alike.
-The pictures are compared: only the same pictures are the same work. Before that the preflight of every .blend
-there, timed once its child is up.
+``bpy`` loop over the same frames, from process start to the last file written, with the same threads and the
+slot's own weight in the kernel's scheduler. Rounds of one each, in turned order, and the median of their
+ratios: other work on the machine falls on both alike, but a slot weighs little beside it, so that a loaded
+machine shows noise. The pictures are compared: only the same pictures are the same work. Before that the
+preflight of every .blend there, timed once its child is up.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +31,12 @@ from farm.errors import FarmError, InvalidInput, TaskFailed
 from farm.frame_range import FrameRange
 from jobs.render.blender.installation import install
 from tests.benchmarks.machine import Figure, judge
+from tests.benchmarks.same_weight import weighed_like
 from tests.benchmarks.timed_job import DEADLINE_S, by_the_farm, largest_difference
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SCENES = REPOSITORY.parent / "shared" / "real" / "blend"
 BOUND = 0.10
-SLOT_NICE = 10
-"""Priority of a slot without a farm.toml: other work on the machine must weigh on loop and farm alike."""
 PREFLIGHT_BOUND_S = 3.0
 
 LOOP = """
@@ -68,8 +69,10 @@ os._exit(0)
 """
 
 
-def plain_loop(scene: Path, spec: dict[str, Any], frames: list[int], folder: Path) -> float:
-    """Seconds that the loop takes for all frames."""
+def plain_loop(
+    scene: Path, spec: dict[str, Any], frames: list[int], folder: Path, weight: Sequence[str] = ()
+) -> float:
+    """Seconds that the loop takes for all frames; ``weight`` begins its command line."""
     import jobs.render.blender as package
 
     python = install(say=lambda text: None).command[0]
@@ -84,7 +87,7 @@ def plain_loop(scene: Path, spec: dict[str, Any], frames: list[int], folder: Pat
     program = str(Path(package.__file__).parent)
     began = time.monotonic()
     subprocess.run(
-        ["nice", "-n", str(SLOT_NICE), python, "-I", "-c", LOOP, json.dumps(job), program],
+        [*weight, python, "-I", "-c", LOOP, json.dumps(job), program],
         check=True,
         stdout=subprocess.DEVNULL,
     )
@@ -144,7 +147,10 @@ def main(name: str = "RobotExpressive.blend", count: int = 24, rounds: int = 6) 
             assets = farm.upload({scene.name: scene})
 
             def by_loop() -> None:
-                loops.append(plain_loop(scene, spec, frames, folders["loop"]))
+                (slot,) = farm.slots()
+                assert slot.pid is not None
+                with weighed_like(slot.pid) as weight:
+                    loops.append(plain_loop(scene, spec, frames, folders["loop"], weight))
 
             def by_farm() -> None:
                 # another title of the same work: nothing that a job left warm may help the next
