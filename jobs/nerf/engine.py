@@ -96,7 +96,7 @@ class NerfEngine:
         with host.phase("load"):
             scene = unpack_dataset(host, folder)
             trainer = Trainer(spec, scene, folder, host)
-        with host.phase("work"), host.reserve(trainer.memory(), trainer.medium, "training"):
+        with host.phase("work"), trainer.reserved():
             why = trainer.run()
         path = host.scratch / MODEL
         with host.phase("write"):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
-from farm.errors import Interrupted, PermanentFailure, TaskFailed
+from farm.errors import ParkRequested, PermanentFailure, TaskFailed
 from jobs.engine import Host
 from jobs.nerf.methods.base import Adam, Budget, Field
 from jobs.nerf.methods.loader import create, device_of, options_of, read_checkpoint, write_checkpoint
@@ -97,8 +98,8 @@ class Trainer:
                 self._iterate()
                 self.at.seconds = before + time.monotonic() - began
                 self._report()
-        except Interrupted:
-            # what is parked goes on from here; what is cancelled is thrown away with its task
+        except ParkRequested:
+            # what is parked goes on from here; what is cancelled or fenced off keeps nothing
             self.save()
             raise
         self._measure()
@@ -139,12 +140,18 @@ class Trainer:
             at.rays = max(64, min(most, int(0.9 * at.rays + 0.1 * at.rays * self.samples / looked)))
         at.iteration += 1
 
-    medium: Any = "vram"
-
-    def memory(self) -> int:
-        """Bytes that the field and its optimiser take, for the ledger."""
-        self.medium = "vram" if self.device.type == "cuda" else "spool"
-        return 3 * sum(v.numel() * v.element_size() for v in self.field.state().values()) + 2**20
+    def reserved(self) -> AbstractContextManager[None]:
+        """A buffer in the ledger for the GPU memory of the training; nothing on a CPU."""
+        if self.device.type != "cuda":
+            return nullcontext()
+        if self.form == "hash":
+            nbytes = self.samples * BYTES_PER_SAMPLE
+        else:
+            nbytes = self.field.options.cap * 2000
+        nbytes += 6 * sum(v.numel() * v.element_size() for v in self.field.state().values())
+        return self.host.reserve(
+            min(nbytes, vram_budget(self.spec.train.vram, self.device)), "vram", "training"
+        )
 
     def summary(self, why: str) -> dict[str, Any]:
         """What a training came to, for pages and for later steps."""
