@@ -9,12 +9,17 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 from farm.errors import PermanentFailure
 from jobs.video.payload import Generation
 from jobs.video.spec import Cache
 from jobs.video.step_cache import Schedule, StepCache
+
+torch: Any = importlib.import_module("torch")
+
+_BRANCHES: Final = (r"(transformer_)?blocks\.\d+\.(attn1|attn2|ff|ffn)",)
+"""What TaylorSeer extrapolates: diffusers' own pattern matches none of these models' layers."""
 
 
 def schedule_of(generation: Generation) -> StepCache | None:
@@ -47,13 +52,19 @@ def enabled(view: Any, denoisers: list[Any], generation: Generation) -> Iterator
     done: list[Any] = []
     try:
         for denoiser in denoisers:
+            hooks = _hooks(denoiser)
             try:
                 denoiser.enable_cache(config)
-            except (ValueError, AttributeError) as error:
+            except (ValueError, AttributeError, IndexError) as error:
                 raise PermanentFailure(
                     f"/cache/kind: {generation.cache.kind} does not fit {type(denoiser).__name__}: {error}"
                 ) from error
             done.append(denoiser)
+            if _hooks(denoiser) == hooks:
+                name = type(denoiser).__name__
+                raise PermanentFailure(
+                    f"/cache/kind: {generation.cache.kind} finds no layer of {name} to save"
+                )
         yield
     finally:
         for denoiser in done:
@@ -68,13 +79,23 @@ def clear(denoisers: list[Any]) -> None:
             registry.reset_stateful_hooks(recurse=True)
 
 
+def _hooks(denoiser: Any) -> int:
+    """Hooks on the denoiser's layers: a cache that adds none would change nothing, and say nothing."""
+    registries = (getattr(module, "_diffusers_hook", None) for module in denoiser.modules())
+    return sum(len(registry.hooks) for registry in registries if registry is not None)
+
+
 def _config(cache: Cache, view: Any) -> Any:
     diffusers = importlib.import_module("diffusers")
     match cache.kind:
         case "first_block":
             return diffusers.FirstBlockCacheConfig(threshold=cache.threshold or 0.05)
         case "taylorseer":
-            return diffusers.TaylorSeerCacheConfig(cache_interval=cache.interval or 5)
+            return diffusers.TaylorSeerCacheConfig(
+                cache_interval=cache.interval or 5,
+                cache_identifiers=list(_BRANCHES),
+                taylor_factors_dtype=torch.float32,
+            )
         case "pyramid":
             return diffusers.PyramidAttentionBroadcastConfig(
                 spatial_attention_block_skip_range=cache.interval or 2,

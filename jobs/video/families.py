@@ -7,7 +7,7 @@ Facts are those of diffusers' own pipelines and models; what a single model's co
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 FamilyName = Literal["wan2.1", "wan2.2", "ltx", "cogvideox", "generic"]
@@ -128,7 +128,6 @@ class Family:
 
 
 _EVERY_BACKEND: Final[tuple[Backend, ...]] = tuple(BACKENDS)
-_UNMASKED: Final[tuple[Backend, ...]] = _EVERY_BACKEND
 # flash, flash3 and sage take no attention mask; LTX masks its prompt
 _MASKED: Final[tuple[Backend, ...]] = ("native", "cudnn", "efficient", "math", "flex", "xformers")
 _FLOW_MULTISTEP: Final[Mapping[SchedulerName, str]] = {
@@ -144,9 +143,9 @@ _FLOW_MULTISTEP: Final[Mapping[SchedulerName, str]] = {
 STOCHASTIC: Final = frozenset({"dpmpp_sde", "sa_solver", "flow_lcm", "cogvideox_dpm"})
 """Schedulers that draw noise in ``step``; they are given the job's generator."""
 _WAN_FLOAT32: Final = ("rope", "time_embedder", "scale_shift_table", "norm1", "norm2", "norm3")
-_WAN_CACHES: Final[tuple[CacheName, ...]] = (
-    "first_block", "taylorseer", "pyramid", "faster", "mag", "schedule",
-)  # fmt: skip
+_WAN_CACHES: Final[tuple[CacheName, ...]] = ("first_block", "taylorseer", "schedule")
+# pyramid and faster keep one state a layer, and Wan's passes with and without the prompt would take each
+# other's; mag needs ratios that were measured on the very model
 
 WAN_2_1: Final = Family(
     name="wan2.1",
@@ -176,43 +175,21 @@ WAN_2_1: Final = Family(
     resume="exact",
     schedulers=_FLOW_MULTISTEP,
     caches=_WAN_CACHES,
-    backends=_UNMASKED,
+    backends=_EVERY_BACKEND,
     float32_components=("vae", "image_encoder"),
     float32_modules=_WAN_FLOAT32,
     context_parallel=True,
     guidance_split=True,
 )
 
-WAN_2_2: Final = Family(
+WAN_2_2: Final = replace(
+    WAN_2_1,
     name="wan2.2",
     title="Wan 2.2",
     # video to video has one denoiser in diffusers, and Wan 2.2's two experts do not fit into it
-    pipelines={"t2v": "WanPipeline", "i2v": "WanImageToVideoPipeline", "flf2v": "WanImageToVideoPipeline"},
+    pipelines={task: cls for task, cls in WAN_2_1.pipelines.items() if task != "v2v"},
     denoisers=("transformer", "transformer_2"),
-    temporal=4,
-    spatial=8,
-    patch=2,
-    defaults=Defaults(
-        size=(832, 480),
-        frames=81,
-        fps="16",
-        steps=40,
-        guidance=4.0,
-        guidance_2=3.0,
-        flow_shift=3.0,
-        draft_size=(480, 272),
-        draft_frames=33,
-        draft_steps=16,
-    ),
-    max_sequence_length=512,
-    resume="exact",
-    schedulers=_FLOW_MULTISTEP,
-    caches=_WAN_CACHES,
-    backends=_UNMASKED,
-    float32_components=("vae", "image_encoder"),
-    float32_modules=_WAN_FLOAT32,
-    context_parallel=True,
-    guidance_split=True,
+    defaults=replace(WAN_2_1.defaults, steps=40, guidance=4.0, guidance_2=3.0, draft_steps=16),
 )
 
 LTX: Final = Family(
@@ -275,7 +252,7 @@ COGVIDEOX: Final = Family(
     resume="exact",
     schedulers={"cogvideox_ddim": "CogVideoXDDIMScheduler", "cogvideox_dpm": "CogVideoXDPMScheduler"},
     caches=("first_block", "taylorseer", "pyramid", "faster", "schedule"),
-    backends=_UNMASKED,
+    backends=_EVERY_BACKEND,
     most_frames=161,
 )
 

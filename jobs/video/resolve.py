@@ -121,12 +121,17 @@ def resolve(spec: Spec, version: ModelVersion) -> Generation:
         gpus=spec.gpus,
         guidance_split=spec.guidance_split,
         bits=spec.bits or (16 if spec.preset == "final" else 8),
-        checkpoint_every=min(steps, spec.checkpoint_every or max(1, math.ceil(steps / 10))),
+        checkpoint_every=min(steps, spec.checkpoint_every or _spacing(steps, cache)),
         preview=spec.preview,
     )
     gates.check(generation, version.gates, spec.untested, faults.add)
     faults.settle()
     return generation
+
+
+def _spacing(steps: int, cache: Cache | None) -> int:
+    """Steps between checkpoints: about ten in a sample, or two where each of them empties a cache."""
+    return math.ceil(steps / (10 if cache is None or cache.kind == "schedule" else 2))
 
 
 def preset_defaults(facts: Facts, preset: Preset) -> Defaults:

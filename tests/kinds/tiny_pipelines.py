@@ -201,7 +201,7 @@ def ltx() -> Any:
             num_attention_heads=4,
             attention_head_dim=8,
             cross_attention_dim=32,
-            num_layers=1,
+            num_layers=2,
             caption_channels=32,
         ).eval(),
     )
@@ -235,7 +235,7 @@ def cogvideox() -> Any:
             out_channels=4,
             time_embed_dim=2,
             text_embed_dim=32,
-            num_layers=1,
+            num_layers=2,
             sample_width=4,
             sample_height=4,
             sample_frames=9,

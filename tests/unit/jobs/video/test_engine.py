@@ -262,6 +262,19 @@ def test_a_cache_of_hooks_parks_at_its_checkpoint_steps_alone(engine: VideoEngin
     assert all(checkpoint.read(path).step == 3 for path in at.saves)
 
 
+@pytest.mark.parametrize("name", ["wan", "ltx", "cogvideox"])
+def test_every_cache_of_a_family_takes_hold_and_is_gone_afterwards(
+    name: str, engine: VideoEngine, tmp_path: Path
+) -> None:
+    given = spec(name, steps=8, checkpoint_every=100)
+    plain = make(engine, host(tmp_path / "plain"), given)
+    for kind in version(name).facts.record().caches:
+        wish = {"first_block": {"threshold": 0.3}, "schedule": {"skip": [3, 5]}}.get(kind, {"interval": 2})
+        cached = make(engine, host(tmp_path / kind), given | {"cache": {"kind": kind, **wish}})
+        assert cached != plain, f"{kind} changes nothing on {name}"
+    assert make(engine, host(tmp_path / "after"), given) == plain
+
+
 def test_a_step_that_is_not_finite_is_named(engine: VideoEngine, tmp_path: Path) -> None:
     given = spec("wan", steps=4)
     make(engine, host(tmp_path / "warm"), given)

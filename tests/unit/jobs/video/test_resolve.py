@@ -224,6 +224,15 @@ def test_a_lossy_choice_passes_by_its_measurement_alone(resolve: Any) -> None:
     refused(resolve, "/spec/cache", "was never measured", gates={key: measured}, steps=40, **choice)
 
 
+def test_a_cache_that_checkpoints_empty_is_emptied_once(resolve: Any) -> None:
+    """Ten times a sample would leave it nothing to save."""
+    first_block = {"kind": "first_block", "threshold": 0.1}
+    assert resolve(steps=50).checkpoint_every == 5
+    assert resolve(steps=50, cache=first_block, untested=True).checkpoint_every == 25
+    assert resolve(steps=50, cache={"kind": "schedule", "skip": [9]}, untested=True).checkpoint_every == 5
+    assert resolve(steps=50, cache=first_block, untested=True, checkpoint_every=10).checkpoint_every == 10
+
+
 def test_every_seed_is_a_step_of_its_own_with_its_film(plan: Any) -> None:
     steps = plan(seeds=[7, 9], film={"formats": ["mp4", "mkv"], "name": "shot"}, preset="final").steps
     assert [step.name for step in steps] == ["seed-7", "seed-9", "film-7", "film-9"]
