@@ -84,15 +84,15 @@ class TrainSettings(Model):
     ray_samples: int | None = Field(
         default=None, ge=1024, le=2**24, description="Samples looked at per iteration; left out: by device."
     )
-    resolution: int = Field(default=80, ge=16, le=512, description="Cells a side of a dense grid.")
-    samples: int = Field(default=96, ge=16, le=2048, description="Samples along a ray.")
+    resolution: int = Field(default=120, ge=16, le=512, description="Cells a side of a dense grid.")
+    samples: int = Field(default=128, ge=16, le=2048, description="Samples along a ray.")
     sh_degree: int | None = Field(
         default=None,
         ge=0,
         le=3,
         description="Degree of view-dependent colour; left out: 1, splats on CUDA 3.",
     )
-    smoothness: float = Field(default=0.002, ge=0, le=100, description="Weight of total variation (dense).")
+    smoothness: float = Field(default=0.0003, ge=0, le=100, description="Weight of total variation (dense).")
     hash_log2: int = Field(default=19, ge=10, le=24, description="Size of a hash table as a power of two.")
     cap: int | None = Field(
         default=None, ge=16, le=20_000_000, description="Most Gaussians; left out: 3,000, on CUDA 1,000,000."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,12 +43,14 @@ class Shop:
     def db(self) -> Database:
         return self.world.db
 
-    def submit(self, *steps: dict[str, Any], assets: dict[str, str] | None = None) -> str:
+    def submit(
+        self, *steps: dict[str, Any], assets: dict[str, str] | None = None, after: Sequence[str] = ()
+    ) -> str:
         """Submit a probe job."""
         data = {"steps": list(steps), "trace": str(self.trace)}
         kind = registry.kind("probe")
         plan = kind.expand(kind.parse(data), ExpandContext())
-        made = Submission("job", "probe", PROJECT, USER, spec=data, assets=assets or {})
+        made = Submission("job", "probe", PROJECT, USER, spec=data, assets=assets or {}, after=list(after))
         with self.db.write() as conn:
             return submit(conn, made, plan, self.bench.settings)
 

@@ -102,6 +102,25 @@ def test_missing_frames_of_another_step_are_named(host: SlotHost) -> None:
         host.frames("none", "a.png", FrameRange.parse("1-2"))
 
 
+def test_frames_of_a_job_before_this_one_can_be_read_and_of_no_other(shop: Shop) -> None:
+    before, stranger = shop.submit({"frames": 2}), shop.submit({"frames": 1})
+    for job in (before, stranger):
+        shop.run(job)
+    [task] = shop.world.claim(shop.ticket(shop.submit({"frames": 1}, after=[before])))
+    desk = FrameDesk(shop.db, shop.bench.spool, lambda attempt: None)
+    shop.bench.control.begin(task.serial)
+    made = SlotHost(shop.bench, task, desk, lambda: AssetFolder(shop.bench.scratch / "a", {}, shop.store))
+    try:
+        assert [f.number for f in made.frames("probe", "probe.png", job=before)] == [1, 2]
+        assert made.frames("probe", "probe.png", job=before)[0].path.read_bytes().startswith(b"\x89PNG")
+        for call in (made.step_results, lambda step, job: made.frames(step, "probe.png", job=job)):
+            with pytest.raises(PermanentFailure, match=f"does not come after {stranger}; name it in `after`"):
+                call("probe", job=stranger)
+    finally:
+        made.close()
+        desk.close()
+
+
 def test_progress_and_notes_reach_the_agent(host: SlotHost, shop: Shop) -> None:
     before = shop.agent.read().progressed_at
     time.sleep(0.01)
