@@ -93,6 +93,8 @@ def _a_live_run_is_seen(seen: Guarded, farm: Up) -> None:
     expect(neighbour).to_contain_text("p50 8.00 ms")
     expect(frames).to_contain_text("render:")
     expect(frames.get_by_role("img")).to_have_js_property("naturalWidth", 8)
+    write_png(live.picture("render"), np.full((8, 16, 3), 200, np.uint8))
+    expect(frames.get_by_role("img")).to_have_js_property("naturalWidth", 16)
     live.now("control", True, False)
     expect(page.get_by_role("status").filter(has_text="isolation OFF")).to_be_visible()
     expect(page.locator("#trace rect.loose").first).to_be_attached()

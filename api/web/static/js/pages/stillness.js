@@ -1,6 +1,7 @@
 // A run of the stillness bench as it happens: the neighbour's steps on one side, the farm's frames on the other.
 import { get } from "../api.js";
 import { byId, fill, h, keyed } from "../dom.js";
+import { listen } from "../live.js";
 import { begin } from "../shell.js";
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -51,8 +52,17 @@ function show(run) {
     item.querySelector("p").textContent = `${pool}: ${run.units[pool]} units, ${rate.toFixed(1)} a second`;
     const image = item.querySelector("img");
     image.hidden = !run.pictures.includes(pool);
-    if (!image.hidden && (fresh || !image.src)) image.src = `/v1/stillness/pictures/${pool}?`;
+    if (!image.hidden && (fresh || !image.src)) renew(image, pool);
   });
+}
+
+/** Always fetched anew: a browser shows an address that it has shown before without asking. */
+async function renew(image, pool) {
+  const response = await fetch(`/v1/stillness/pictures/${pool}`);
+  if (!response.ok) return;
+  const old = image.src;
+  image.src = URL.createObjectURL(await response.blob());
+  if (old) URL.revokeObjectURL(old);
 }
 
 function makePool(pool) {
@@ -100,4 +110,5 @@ function shape(tag, attributes) {
 }
 
 await look();
+listen({ seen: () => {}, again: () => {} });
 setInterval(() => look().catch((error) => { byId("isolation").textContent = error.message; }), EVERY_MS);
