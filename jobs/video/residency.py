@@ -24,7 +24,7 @@ def _host_memory() -> int:
 
 
 class Residency:
-    """Loaded models by warm key. ``device_budget`` and ``host_budget`` in bytes; left out: shares of each.
+    """Loaded models by device and warm key. ``device_budget`` and ``host_budget`` in bytes; left out: shares of each.
 
     The model that is asked for is always loaded, whatever the budget; others make room for it.
     """
@@ -42,15 +42,16 @@ class Residency:
 
     @property
     def keys(self) -> list[str]:
-        """What is loaded, the longest unused first."""
-        return list(self._kept)
+        """Warm keys of what is loaded, the longest unused first."""
+        return [loaded.key for loaded in self._kept.values()]
 
     def get(self, generation: Generation, load_turn: Callable[[], Any]) -> Loaded:
         """The model of a job, loaded where it is not; ``load_turn()`` gives the context to load in.
 
         Raises what :func:`jobs.video.pipelines.load` raises.
         """
-        key = generation.warm_key
+        # a slot with a GPU also takes jobs for its processor
+        key = f"{generation.device}:{generation.warm_key}"
         found = self._kept.get(key)
         if found is None:
             with load_turn():
@@ -65,11 +66,6 @@ class Residency:
                 found.pipeline.to(found.device)
                 found.resident = True
         return found
-
-    def forget(self, key: str) -> None:
-        """Release one model, whose state is unknown."""
-        if self._kept.pop(key, None) is not None:
-            release_memory()
 
     def clear(self) -> None:
         """Release all of them."""
@@ -108,7 +104,7 @@ class Residency:
             loaded.resident = False
         else:
             # it has hooks of its own that say where its weights are
-            del self._kept[loaded.key]
+            del self._kept[f"cuda:{loaded.key}"]
 
     def _bytes_on_device(self) -> int:
         return sum(

@@ -8,7 +8,16 @@ from __future__ import annotations
 import subprocess
 import sys
 
-ANY_MACHINE = ("control", "submit", "tick", "noop", "guard_cost", "render_overhead", "video_overhead")
+ANY_MACHINE = (
+    "control",
+    "submit",
+    "tick",
+    "noop",
+    "guard_cost",
+    "render_overhead",
+    "video_overhead",
+    "video_switches",
+)
 
 
 def main(names: list[str]) -> int:

@@ -45,6 +45,20 @@ def test_the_longest_unused_makes_room() -> None:
     assert [key.split(":")[1][0] for key in residency.keys] == ["d"]
 
 
+def test_a_model_on_one_device_is_not_taken_for_another() -> None:
+    loads: list[str] = []
+
+    def load(wanted: Generation) -> Loaded:
+        loads.append(wanted.device)
+        return Loaded(wanted.warm_key, object(), torch.device("cpu"), 1)
+
+    residency = Residency(device_budget=100, host_budget=100, load=load)
+    plain = sized("a", 1)
+    for device in ("cpu", "cuda", "cpu", "cuda"):
+        residency.get(plain.model_copy(update={"device": device}), contextlib.nullcontext)
+    assert loads == ["cpu", "cuda"]
+
+
 def test_switching_models_leaves_memory_flat_after_the_fifth_switch() -> None:
     """Each switch loads a model from its folder and releases the one before, made 16 MiB heavier here."""
 
