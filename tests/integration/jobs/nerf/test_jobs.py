@@ -76,7 +76,7 @@ def make_whole(tmp_path_factory: pytest.TempPathFactory, files: dict[str, Path])
     """A dense job with everything: path, three kinds of output, exports, a film."""
     host = LocalHost(tmp_path_factory.mktemp("whole"), files)
     spec = spec_of(
-        train={**QUICK, "iterations": 160, "preview_s": 0.05},
+        train={**QUICK, "iterations": 160, "preview_s": 0.5},
         path={"type": "orbit", "fov": 40.0},
         frames="1-3",
         outputs=["png", {"format": "exr", "layers": ["depth", "normal"], "dtype": "float"}],

@@ -278,3 +278,28 @@ def test_a_film_of_one_frame_is_refused_with_the_way_out(tmp_path: Path) -> None
     (tmp_path / "b.mp4").write_bytes(b"no film")
     with pytest.raises(PermanentFailure, match=r"b\.mp4 is no film"):
         pick_frames(tmp_path / "b.mp4", "b.mp4", tmp_path / "o2", 10, 1600, LocalHost(tmp_path / "h2", {}))
+
+
+def test_heic_of_a_phone_is_read_upright_once(tmp_path: Path) -> None:
+    pillow_heif = pytest.importorskip("pillow_heif")
+    path = tmp_path / "a.heic"
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    image = Image.new("RGB", (96, 64), (20, 20, 20))
+    image.paste((250, 30, 30), (64, 0, 96, 32))
+    pillow_heif.from_pillow(image).save(path, quality=90, exif=exif.tobytes())
+    pixels = read_rgba(path)
+    # turned clockwise by 90 degrees: what was at the right of the top is at the right of the bottom
+    assert pixels.shape == (96, 64, 4)
+    assert pixels[90, 60, 0] > 200 > pixels[90, 5, 0] and pixels[5, 60, 0] < 60
+
+
+def test_deep_and_transparent_pictures_keep_their_values(tmp_path: Path) -> None:
+    deep = np.full((2, 3), 0xABCD, np.uint16)
+    Image.fromarray(deep).save(tmp_path / "deep.tif")
+    assert (read_rgba(tmp_path / "deep.tif") == [0xAB, 0xAB, 0xAB, 255]).all()
+    Image.fromarray(np.full((2, 2, 4), (10, 20, 30, 40), np.uint8)).save(tmp_path / "clear.png")
+    assert (read_rgba(tmp_path / "clear.png") == [10, 20, 30, 40]).all()
+    (tmp_path / "cut.jpg").write_bytes(b"\xff\xd8\xff\xe0 cut")
+    with pytest.raises(PermanentFailure, match=r"cut\.jpg cannot be read.*write it again"):
+        read_rgba(tmp_path / "cut.jpg")
