@@ -1,6 +1,6 @@
-import { get, post, upload } from "../api.js";
-import { bar, byId, emptyNote, h, setBar } from "../dom.js";
-import { mark, offerProjects, say } from "../parts/form.js";
+import { get } from "../api.js";
+import { byId, emptyNote, h } from "../dom.js";
+import { offerProjects, send } from "../parts/form.js";
 import { begin } from "../shell.js";
 
 const form = byId("form");
@@ -35,27 +35,12 @@ function body(assets, inputs) {
   return { kind: "video", name, project: value("project") || undefined, priority: Number(value("priority")), spec, assets };
 }
 
-form.addEventListener("submit", async (event) => {
+form.addEventListener("submit", (event) => {
   event.preventDefault();
-  mark(form, []);
-  say("");
-  byId("send").disabled = true;
   const files = ["image", "last_image", "video"].filter((name) => !byId(`${name}-field`).hidden && field(name).files[0])
     .map((name) => [name, `inputs/${name}${(field(name).files[0].name.match(SUFFIX)?.[0] ?? "").toLowerCase()}`, field(name).files[0]]);
-  const meter = bar(0, { label: "Upload" });
-  byId("upload").hidden = files.length === 0;
-  byId("upload").replaceChildren(meter);
-  try {
-    const sent = files.length ? await upload(files.map(([, path, file]) => [path, file]), (fraction) => setBar(meter, fraction)) : { assets: [] };
-    const assets = Object.fromEntries(sent.assets.map((asset) => [asset.name, asset.sha256]));
-    const job = await post("/v1/jobs", body(assets, Object.fromEntries(files.map(([name, path]) => [name, path]))));
-    location.assign(`/jobs/${job.id}`);
-  } catch (error) {
-    mark(form, error.faults ?? []);
-    say(error.message);
-    byId("send").disabled = false;
-    byId("upload").hidden = true;
-  }
+  const inputs = Object.fromEntries(files.map(([name, path]) => [name, path]));
+  send(form, files.map(([, path, file]) => [path, file]), (assets) => body(assets, inputs));
 });
 
 byId("live").hidden = true;

@@ -1,7 +1,6 @@
-import { post, upload } from "../api.js";
-import { bar, byId, h, setBar } from "../dom.js";
+import { byId, h } from "../dom.js";
 import { size } from "../format.js";
-import { mark, offerProjects, say } from "../parts/form.js";
+import { mark, offerProjects, say, send } from "../parts/form.js";
 import { begin } from "../shell.js";
 
 const SCENES = [".xml", ".glb", ".obj", ".ply"];
@@ -65,25 +64,10 @@ function body(assets) {
   return { kind: "render", name: value("name"), project: value("project") || undefined, priority: Number(value("priority")), spec, assets };
 }
 
-form.addEventListener("submit", async (event) => {
+form.addEventListener("submit", (event) => {
   event.preventDefault();
-  mark(form, []);
-  if (!form.elements.scene.value) { say("Choose a scene first."); byId("pick-files").focus(); return; }
-  byId("send").disabled = true;
-  const meter = bar(0, { label: "Upload" });
-  byId("upload").hidden = false;
-  byId("upload").replaceChildren(meter);
-  try {
-    const sent = await upload([...chosen], (fraction) => setBar(meter, fraction));
-    const assets = Object.fromEntries(sent.assets.map((asset) => [asset.name, asset.sha256]));
-    const job = await post("/v1/jobs", body(assets));
-    location.assign(`/jobs/${job.id}`);
-  } catch (error) {
-    mark(form, error.faults ?? []);
-    say(error.message);
-    byId("send").disabled = false;
-    byId("upload").hidden = true;
-  }
+  if (!form.elements.scene.value) { mark(form, []); say("Choose a scene first."); byId("pick-files").focus(); return; }
+  send(form, [...chosen], body);
 });
 
 byId("live").hidden = true;
