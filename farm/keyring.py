@@ -52,11 +52,11 @@ class Keyring:
 
     @classmethod
     def open(cls, settings: Settings) -> Keyring:
-        """The keyring of a farm, from ``keyring.secret`` in its data folder, which is made if need be.
+        """The keyring of a farm, from its file (by default in the data folder), which is made if need be.
 
         Raises :class:`farm.errors.Forbidden` when others may read that file.
         """
-        return cls(_read_or_make(settings.data / "keyring.secret"))
+        return cls(_read_or_make(settings.keyring or settings.data / "keyring.secret"))
 
     def fingerprint(self, secret: str) -> str:
         """What is kept of a secret."""

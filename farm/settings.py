@@ -36,6 +36,11 @@ class Settings(BaseSettings):
         default=False,
         description="A proxy that speaks TLS stands before the API: session cookies travel over it alone.",
     )
+    keyring: Path | None = Field(
+        default=None,
+        description="File with the secret that keys are checked by, the same for every API of a farm; empty: "
+        "`keyring.secret` in the data folder.",
+    )
     max_streams: int = Field(
         default=64, ge=1, description="Most event and log streams that one key may have open at an API."
     )

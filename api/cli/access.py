@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
@@ -10,6 +11,7 @@ from api.cli import terminal
 from api.cli.door import connect
 from api.cli.terminal import Json, print_json, table
 from api.cli.text import ago
+from farm.errors import Conflict
 
 app = typer.Typer(no_args_is_help=False, invoke_without_command=True, help="List, make and revoke keys.")
 
@@ -62,6 +64,29 @@ def make(
         return
     terminal.say(f"{made.id} {made.name} ({' '.join(made.scopes)}). Keep the key; it is not shown again:")
     typer.echo(made.secret)
+
+
+@app.command()
+def first(
+    url: Annotated[
+        str | None,
+        typer.Option(help="Address of the API, kept with the key; FARM_URL or FARM_LISTEN without it."),
+    ] = None,
+) -> None:
+    """Make a farm's first key, on a machine that reaches its database; refused where there is a key.
+
+    Its secret is printed once, alone on stdout, and kept in your key file for the command line.
+    """
+    from api.cli.running.first_key import first_key
+    from farm.settings import settings
+
+    chosen = settings()
+    made = first_key(chosen, url or os.environ.get("FARM_URL") or f"http://{chosen.listen}")
+    if made.key is None:
+        raise Conflict("this farm has a key already: who has it makes others with `farm keys make`")
+    words = "The farm's first key" if made.fresh else "The first key was made before, and is in your key file"
+    terminal.say(f"{words}; scopes admin. Keep it; it is not shown again:")
+    typer.echo(made.key)
 
 
 @app.command()

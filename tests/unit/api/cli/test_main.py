@@ -74,6 +74,20 @@ def test_a_help_text_loads_neither_client_nor_database() -> None:
     assert "newest first" in done.stdout
 
 
+def test_a_fleet_gets_its_first_key_without_an_api_and_only_one(tmp_path: Path) -> None:
+    places = {"FARM_DATA": str(tmp_path / "data"), "FARM_URL": "http://farm.test:8630"}
+    assert farm(tmp_path, "migrate", **places).returncode == 0
+    made = farm(tmp_path, "keys", "first", **places)
+    assert made.returncode == 0, made.stderr
+    secret = made.stdout.strip()
+    assert secret.startswith("sfk_")
+    assert farm(tmp_path, "keys", "first", **places).stdout.strip() == secret, "the one in the key file"
+    # somebody else, who has no key file
+    other = farm(tmp_path / "other", "keys", "first", **places)
+    assert (other.returncode, other.stdout) == (1, "")
+    assert "farm keys make" in other.stderr
+
+
 def test_what_gc_did_is_told_in_words() -> None:
     report = {"contents": 1, "bytes": 3_000_000, "strays": 2, "temporary": 0, "dry_run": False}
     told = upkeep.gc_text(report)
