@@ -1,9 +1,9 @@
 """Farm work as the bench runs it, a stamp a unit: ``python -m gpu_pinning.stillness.farm_load POOL STAMPS``.
 
 What is installed is what runs: ``encode`` is x264 through PyAV, ``render`` Mitsuba; where they are missing
-zlib and numpy stand in for them, which every report says. ``video`` is a denoise loop of Wan's shapes in
-torch with its frames copied to the host, ``denoise`` a smaller one whose result can be compared. A unit is a
-frame, a rendered picture, a transformer block of a denoise step, or a small step. Threads come from
+zlib and numpy stand in for them, which every report says. ``gpu`` is a denoise loop of Wan's shapes and NeRF
+training, in turns, ``denoise`` a small loop whose result can be compared. A unit is a frame, a rendered
+picture, a transformer block with a training step, or a small denoise step. Threads come from
 ``OMP_NUM_THREADS``, as the plan sets it. With ``STILLNESS_COPIES`` so many processes do the same, each in a
 session of its own and with stamps of its own (``STAMPS``, ``STAMPS.1``, …).
 """
@@ -11,7 +11,6 @@ session of its own and with stamps of its own (``STAMPS``, ``STAMPS.1``, …).
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import importlib
 import importlib.util
 import os
@@ -24,7 +23,7 @@ from typing import Any
 
 from gpu_pinning.stillness.stamps import StampWriter
 
-POOLS = ("encode", "render", "video", "denoise")
+POOLS = ("encode", "render", "gpu", "denoise")
 COPIES_VARIABLE = "STILLNESS_COPIES"
 _WIDTH, _HEIGHT = 832, 480
 _LOOK_AHEAD = 10
@@ -37,8 +36,11 @@ def kind_of(pool: str) -> str:
         return "x264 through PyAV" if _has("av") else "zlib (stands in for PyAV, which is not installed)"
     if pool == "render":
         return "Mitsuba" if _has("mitsuba") else "numpy (stands in for Mitsuba, which is not installed)"
-    if pool == "video":
-        return "denoise loop of Wan 2.1 1.3B shapes, 832x480x81, random weights, frames copied to the host"
+    if pool == "gpu":
+        return (
+            "in turns a denoise loop of Wan 2.1 1.3B shapes (832x480x81, random weights, frames copied to "
+            "the host) and NeRF training"
+        )
     return "small DiT-shaped denoise loop in torch"
 
 
@@ -59,7 +61,9 @@ def make_unit(pool: str) -> Callable[[], None]:
         return _encode_with_av() if _has("av") else _compress()
     if pool == "render":
         return _render_with_mitsuba() if _has("mitsuba") else _arithmetic()
-    return _wan() if pool == "video" else _denoise()
+    from gpu_pinning.stillness import gpu_load
+
+    return gpu_load.video_and_nerf() if pool == "gpu" else gpu_load.denoise()
 
 
 _shown_at = 0.0
@@ -179,104 +183,6 @@ def _arithmetic() -> Callable[[], None]:
         list(pool.map(shade, range(workers)))
         _show(lambda: np.repeat((fields[0][::4, ::4, None] * 255).astype(np.uint8), 3, axis=2))
 
-    return unit
-
-
-def _wan(
-    device: str = "cuda",
-    *,
-    layers: int = 30,
-    tokens: int = 32_760,
-    text: int = 512,
-    width: int = 1536,
-    inner: int = 8960,
-    heads: int = 12,
-    frames: int = 81,
-) -> Callable[[], None]:
-    """Blocks of a DiT as wide and deep as Wan 2.1 1.3B over 832x480x81 (32,760 tokens, 512 of text).
-
-    Each block is waited for, so that little is left in the GPU's queue when the process is stopped; after the
-    last one of a step, 97 MB of frames go to page-locked memory.
-    """
-    import torch
-    import torch.nn.functional as F
-
-    torch.manual_seed(2)
-    on_gpu = device == "cuda"
-    kind: dict[str, Any] = {"device": device, "dtype": torch.bfloat16}
-
-    def weight(rows: int, columns: int) -> Any:
-        return torch.randn(rows, columns, **kind).mul_(columns**-0.5)
-
-    blocks = [
-        {
-            "qkv": weight(3 * width, width),
-            "out": weight(width, width),
-            "query": weight(width, width),
-            "text": weight(2 * width, width),
-            "back": weight(width, width),
-            "up": weight(inner, width),
-            "down": weight(width, inner),
-        }
-        for _ in range(layers)
-    ]
-    x = torch.randn(tokens, width, **kind)
-    told = torch.randn(text, width, **kind)
-    made = torch.zeros(frames, _HEIGHT, _WIDTH, 3, dtype=torch.uint8, device=device)
-    host = torch.empty(made.shape, dtype=torch.uint8, pin_memory=on_gpu)
-    at = 0
-
-    def attend(query: Any, key: Any, value: Any) -> Any:
-        parts = [part.view(1, -1, heads, width // heads).transpose(1, 2) for part in (query, key, value)]
-        return F.scaled_dot_product_attention(*parts).transpose(1, 2).reshape(-1, width)
-
-    def unit() -> None:
-        nonlocal x, at
-        block = blocks[at]
-        with torch.inference_mode():
-            normed = F.rms_norm(x, (width,))
-            x = x + F.linear(attend(*F.linear(normed, block["qkv"]).chunk(3, dim=-1)), block["out"])
-            key, value = F.linear(told, block["text"]).chunk(2, dim=-1)
-            x = x + F.linear(attend(F.linear(x, block["query"]), key, value), block["back"])
-            x = F.rms_norm(x + F.linear(F.gelu(F.linear(x, block["up"])), block["down"]), (width,))
-            at = (at + 1) % layers
-            if at == 0:
-                host.copy_(made, non_blocking=True)
-            if on_gpu:
-                torch.cuda.synchronize()
-
-    unit.state = lambda: (x, at)  # type: ignore[attr-defined]
-    return unit
-
-
-def _denoise(
-    device: str = "cuda", *, tokens: int = 8192, width: int = 3072, heads: int = 24
-) -> Callable[[], None]:
-    import torch
-    import torch.nn.functional as F
-
-    torch.manual_seed(2)
-    on_gpu = device == "cuda"
-    kind: dict[str, Any] = {"device": device, "dtype": torch.bfloat16}
-    weights = [torch.randn(4 * width, width, **kind).mul_(width**-0.5) for _ in range(4)]
-    back = [torch.randn(width, 4 * width, **kind).mul_((4 * width) ** -0.5) for _ in range(4)]
-    x = torch.randn(tokens, width, **kind)
-    host = torch.empty(tokens, width, dtype=torch.bfloat16, pin_memory=on_gpu)
-
-    def unit() -> None:
-        nonlocal x
-        with torch.inference_mode():
-            for up, down in zip(weights, back, strict=True):
-                mixed = x.view(1, tokens, heads, width // heads).transpose(1, 2)
-                mixed = (
-                    F.scaled_dot_product_attention(mixed, mixed, mixed).transpose(1, 2).reshape(tokens, width)
-                )
-                x = F.rms_norm(x + mixed + F.linear(F.gelu(F.linear(x, up)), down), (width,))
-            host.copy_(x, non_blocking=True)
-            if on_gpu:
-                torch.cuda.synchronize()
-
-    unit.result = lambda: hashlib.sha256(host.view(torch.uint8).numpy().tobytes()).hexdigest()  # type: ignore[attr-defined]
     return unit
 
 

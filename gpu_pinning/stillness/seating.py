@@ -41,7 +41,7 @@ def seat(machine: Topology | None, wishes: Wishes | None, *, decode_gpu: bool) -
     """Seats for a run on this machine.
 
     Without neighbours in ``wishes`` a decode neighbour is assumed on the first GPU (``decode_gpu``) and on
-    half of the cores, and the farm takes the rest as it does by default. GPU slots do denoise steps; of the
+    half of the cores, and the farm takes the rest as it does by default. GPU slots denoise and train; of the
     others each second one encodes and each second one renders.
     """
     everyone = tuple(sorted(os.sched_getaffinity(0)))
@@ -61,7 +61,7 @@ def seat(machine: Topology | None, wishes: Wishes | None, *, decode_gpu: bool) -
         if slot.gpus:
             if importlib.util.find_spec("torch") is None:
                 continue
-            pool = "video"
+            pool = "gpu"
         else:
             pool = _FARM_POOLS[counted % len(_FARM_POOLS)]
             counted += 1
@@ -114,7 +114,7 @@ def everywhere(seats: Seats) -> tuple[Work, ...]:
     do: the kernel's scheduler weighs a whole session as it weighs decode (autogroup), and a machine that is
     just full still finds decode a core.
     """
-    pools = dict.fromkeys(work.pool for work in seats.works if work.pool != "video")
+    pools = dict.fromkeys(work.pool for work in seats.works if work.pool != "gpu")
     copies = PER_CPU * len(seats.everyone)
     return tuple(Work(pool, seats.everyone, 1, copies=copies) for pool in pools or ("encode",))
 

@@ -17,13 +17,15 @@ from gpu_pinning.stillness.crew import FarmWorker, Work
 
 
 def test_an_unknown_pool_is_refused() -> None:
-    with pytest.raises(ValueError, match="encode, render, video, denoise"):
+    with pytest.raises(ValueError, match="encode, render, gpu, denoise"):
         farm_load.make_unit("film")
 
 
 def test_a_denoise_step_of_wan_shapes_goes_through_its_blocks_and_stays_finite() -> None:
     torch = pytest.importorskip("torch")
-    unit = farm_load._wan("cpu", layers=3, tokens=24, text=5, width=16, inner=32, heads=2, frames=1)
+    from gpu_pinning.stillness import gpu_load
+
+    unit = gpu_load.wan("cpu", layers=3, tokens=24, text=5, width=16, inner=32, heads=2, frames=1)
     states = []
     for _ in range(7):
         unit()
@@ -35,13 +37,27 @@ def test_a_denoise_step_of_wan_shapes_goes_through_its_blocks_and_stays_finite()
 
 def test_the_small_denoise_loop_gives_the_same_result_each_time() -> None:
     pytest.importorskip("torch")
+    from gpu_pinning.stillness import gpu_load
+
     results = set()
     for _ in range(2):
-        unit = farm_load._denoise("cpu", tokens=16, width=32, heads=2)
+        unit = gpu_load.denoise("cpu", tokens=16, width=32, heads=2)
         for _ in range(3):
             unit()
         results.add(unit.result())  # type: ignore[attr-defined]
     assert len(results) == 1
+
+
+def test_training_steps_train() -> None:
+    pytest.importorskip("torch")
+    from gpu_pinning.stillness import gpu_load
+
+    unit = gpu_load.train("cpu", rays=32, samples=8, grid=8, features=4)
+    losses = []
+    for _ in range(40):
+        unit()
+        losses.append(unit.loss())  # type: ignore[attr-defined]
+    assert losses[-1] < 0.8 * losses[0]
 
 
 def test_copies_have_sessions_and_stamps_of_their_own_and_end_with_the_first(tmp_path: Path) -> None:

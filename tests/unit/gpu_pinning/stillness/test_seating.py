@@ -41,8 +41,8 @@ def test_without_neighbours_decode_gets_half_of_the_cores_and_the_farm_the_rest(
 def test_a_second_gpu_is_the_farms() -> None:
     machine = load("two_h200")
     seats = seating.seat(machine, None, decode_gpu=True)
-    video = [work for work in seats.works if work.pool == "video"]
-    assert [work.slot.gpus for work in video if work.slot] == [(machine.gpus[1].uuid,)]
+    on_gpu = [work for work in seats.works if work.pool == "gpu"]
+    assert [work.slot.gpus for work in on_gpu if work.slot] == [(machine.gpus[1].uuid,)]
 
 
 @pytest.mark.usefixtures("all_cpus")
