@@ -18,6 +18,7 @@ from farm.db import migrate
 from farm.db.connect import Database
 from farm.db.tables import metadata
 from farm.settings import Settings
+from farm.settings import settings as read_settings
 from tests.servers import PostgresServer, RedisServer
 
 DATABASES = [
@@ -25,6 +26,18 @@ DATABASES = [
     for name in os.environ.get("FARM_TEST_DATABASES", "sqlite,postgres").split(",")
     if name.strip()
 ]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_home_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Whoever runs the tests may have a farm, keys and a Blender of their own: no test reads them."""
+    folder = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_DATA_HOME", str(folder / "data"))
+        patch.setenv("XDG_CONFIG_HOME", str(folder / "config"))
+        patch.delenv("FARM_DATA", raising=False)
+        read_settings.cache_clear()
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ import typer
 from api.cli import terminal
 from api.cli.terminal import Json, print_json, table
 from jobs.render.blender.installation import install as make
-from jobs.render.blender.installation import installed
+from jobs.render.blender.installation import installed, unreadable
 
 app = typer.Typer()
 blender = typer.Typer(no_args_is_help=True, help="The Blenders that this node renders with.")
@@ -27,6 +27,8 @@ def install() -> None:
 def list_blenders(json: Json = False) -> None:
     """List the Blenders of this node: versions and programs."""
     found = installed()
+    if why := unreadable():
+        terminal.say(why)
     if json:
         print_json(
             [{**asdict(one), "folders": [str(folder) for folder in one.folders]} for one in found.values()]

@@ -18,11 +18,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
+
 from farm.errors import DeviceUnavailable, InvalidInput, NotInstalled
 
 LTS = "4.5"
 BPY_REQUIREMENT = "bpy==4.5.*"
 START = Path(__file__).with_name("start.py")
+log = structlog.get_logger(__name__)
+_TOLD: set[str] = set()
 _VERSION = re.compile(r"^\d+\.\d+$")
 
 
@@ -44,6 +48,24 @@ def blender_home() -> Path:
     return Path(named) if named else settings().data / "blender"
 
 
+def unreadable(home: Path | None = None) -> str:
+    """Why the folder of :func:`blender_home` cannot be looked into; empty: it can, or is not there.
+
+    Another user's home folder is the usual case. Such a folder counts as without a Blender.
+    """
+    mark = (home or blender_home()) / f"bpy-{LTS}" / ".complete"
+    try:
+        mark.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except OSError as error:
+        return (
+            f"{mark.parent} cannot be read ({error.strerror}), so no Blender is looked for there; name a "
+            "folder that this user may read in FARM_BLENDER_HOME"
+        )
+    return ""
+
+
 def installed(environment: Mapping[str, str] = os.environ, home: Path | None = None) -> dict[str, Blender]:
     """Every Blender of this node by version. Programs that the administrator names win over the wheel.
 
@@ -51,9 +73,8 @@ def installed(environment: Mapping[str, str] = os.environ, home: Path | None = N
     """
     found: dict[str, Blender] = {}
     folder = (home or blender_home()) / f"bpy-{LTS}"
-    python = folder / "bin" / "python"
-    if (folder / ".complete").exists():
-        found[LTS] = _wheel(LTS, python)
+    if not unreadable(home) and (folder / ".complete").exists():
+        found[LTS] = _wheel(LTS, folder / "bin" / "python")
     for item in filter(None, environment.get("FARM_BLENDER", "").split(",")):
         version, _, program = item.strip().partition("=")
         if not _VERSION.match(version) or not program:
@@ -80,9 +101,13 @@ def installed(environment: Mapping[str, str] = os.environ, home: Path | None = N
 def versions() -> list[str]:
     """Versions that this node offers to the scheduler: none where ``FARM_BLENDER`` cannot be read.
 
-    What is wrong with it is said by whatever needs a Blender.
+    What is wrong with it is said by whatever needs a Blender. A folder that cannot be read is told in the
+    log, once.
     """
     try:
+        if (why := unreadable()) and why not in _TOLD:
+            _TOLD.add(why)
+            log.warning("no Blender is looked for", reason=why)
         return sorted(installed())
     except InvalidInput:
         return []
@@ -101,8 +126,10 @@ def choose(version: str | None) -> Blender:
     """
     found = installed()
     if not found:
+        why = unreadable()
         raise DeviceUnavailable(
             "this node has no Blender: run `farm blender install` on it, or name a program in FARM_BLENDER"
+            + (f" ({why})" if why else "")
         )
     if version is None:
         return found[max(found, key=lambda text: tuple(map(int, text.split("."))))]
@@ -134,7 +161,15 @@ def install(home: Path | None = None, say: Callable[[str], None] = print) -> Ble
     :class:`farm.errors.NotInstalled` when the wheel cannot be installed or does not start.
     """
     home = home or blender_home()
-    home.mkdir(parents=True, exist_ok=True)
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise NotInstalled(
+            f"{home} cannot be made ({error.strerror}); name a folder that this user may write to in "
+            "FARM_BLENDER_HOME"
+        ) from None
+    if why := unreadable(home):
+        raise NotInstalled(why)
     folder = home / f"bpy-{LTS}"
     with (home / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from farm.client.credentials import key_file
 from farm.errors import InvalidInput
 from farm.settings import Settings, settings
 
@@ -35,3 +36,8 @@ def test_a_value_of_the_wrong_type_names_the_variable(monkeypatch: pytest.Monkey
 )
 def test_logs_follow_a_store_that_is_a_folder(store_url: str, logs: str) -> None:
     assert Settings(data=Path("/data"), store_url=store_url).logs == Path(logs)
+
+
+def test_tests_read_nothing_of_the_home_folder() -> None:
+    assert not settings().data.is_relative_to(Path.home())
+    assert not key_file().is_relative_to(Path.home())

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from farm.errors import DeviceUnavailable, InvalidInput, NotInstalled
 from jobs.render.blender import installation
@@ -48,6 +52,42 @@ def test_a_job_gets_the_version_that_it_names_or_the_newest(
 def test_a_node_without_blender_says_how_to_get_one(home: Path) -> None:
     with pytest.raises(DeviceUnavailable, match=r"no Blender: run `farm blender install`.*FARM_BLENDER"):
         installation.choose(None)
+
+
+@pytest.fixture
+def closed_home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with an installed wheel, inside somebody else's home folder; we are an ordinary user."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        closed = Path(name) / "somebody"
+        wheel(closed / "blender")
+        closed.chmod(0o000)
+        monkeypatch.setenv("FARM_BLENDER_HOME", str(closed / "blender"))
+        monkeypatch.delenv("FARM_BLENDER", raising=False)
+        root = os.geteuid() == 0
+        Path(name).chmod(0o755)
+        try:
+            if root:
+                os.seteuid(65534)
+            yield closed / "blender"
+        finally:
+            if root:
+                os.seteuid(0)
+            closed.chmod(0o700)
+
+
+def test_a_folder_that_cannot_be_read_is_as_one_without_a_blender_and_is_told_once(
+    closed_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    why = f"{closed_home}/bpy-4.5 cannot be read (Permission denied)"
+    with capture_logs() as logs:
+        assert [installation.versions(), installation.versions()] == [[], []]
+    assert [entry["reason"].startswith(why) for entry in logs] == [True]
+    with pytest.raises(DeviceUnavailable, match=r"no Blender: .*cannot be read .*FARM_BLENDER_HOME"):
+        installation.choose(None)
+    with pytest.raises(NotInstalled, match=r"Permission denied.*FARM_BLENDER_HOME"):
+        installation.install(say=print)
+    monkeypatch.setenv("FARM_BLENDER", f"4.2={shutil.which('true')}")
+    assert installation.versions() == ["4.2"], "one that is named is offered all the same"
 
 
 def test_a_program_that_is_named_wins_over_the_wheel_of_its_version(
