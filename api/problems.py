@@ -38,6 +38,15 @@ class Fault(BaseModel):
     message: str = Field(description="What is wrong with it, and what would be right")
 
 
+class OpenAiError(BaseModel):
+    """The same error where OpenAI's clients look for it."""
+
+    message: str
+    type: str
+    param: str | None = Field(description="The first bad field")
+    code: str
+
+
 class Problem(BaseModel):
     """An error, for people and programs."""
 
@@ -48,6 +57,7 @@ class Problem(BaseModel):
     request_id: str | None = None
     errors: list[Fault] | None = None
     position: int | None = Field(default=None, description="0-based position of the fault in a frame range")
+    error: OpenAiError | None = Field(default=None, description="Only below /v1/videos")
 
 
 class HttpProblem(HTTPException):
@@ -126,6 +136,16 @@ def of_exception(error: Exception, request_id: str | None) -> JSONResponse:
     )
 
 
+def _for_openai(
+    request: Request, slug: str, detail: str, faults: Sequence[Mapping[str, str]]
+) -> dict[str, Any]:
+    """The member in which OpenAI's clients find an error's message, for the routes that they call."""
+    if not request.url.path.startswith("/v1/videos"):
+        return {}
+    param = faults[0]["pointer"].strip("/").replace("/", ".") if faults else None
+    return {"error": {"message": detail, "type": slug, "param": param or None, "code": slug}}
+
+
 def _request_id(request: Request) -> str | None:
     found = request.scope.get("state", {}).get("request_id")
     return str(found) if found else None
@@ -152,7 +172,10 @@ async def _farm_error(request: Request, error: Exception) -> JSONResponse:
         request_id=_request_id(request),
         faults=faults,
         headers=headers,
-        extra={"position": position} if position is not None else None,
+        extra={
+            **({"position": position} if position is not None else {}),
+            **_for_openai(request, error.slug, error.message, faults),
+        },
     )
 
 
@@ -179,6 +202,7 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
         request_id=_request_id(request),
         faults=faults,
         headers=headers,
+        extra=_for_openai(request, slug, detail, faults),
     )
 
 
@@ -193,6 +217,7 @@ async def _validation_error(request: Request, error: Exception) -> JSONResponse:
         title=InvalidInput.title,
         request_id=_request_id(request),
         faults=faults,
+        extra=_for_openai(request, "invalid-input", detail, faults),
     )
 
 

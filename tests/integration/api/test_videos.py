@@ -193,6 +193,15 @@ def test_a_bad_field_is_named_as_the_caller_wrote_it(models: Farm) -> None:
     for fields, pointer, message in BAD:
         faults = create(models, status=422, **fields)["errors"]
         assert any(pointer == fault["pointer"] and message in fault["message"] for fault in faults), faults
+    # and where OpenAI's clients look
+    error = create(models, status=422, frames=82)["error"]
+    assert (error["param"], error["type"], "81 and 85" in error["message"]) == (
+        "frames",
+        "invalid-input",
+        True,
+    )
+    assert models.call.get("/v1/videos/job_nothing").json()["error"]["code"] == "not-found"
+    assert "error" not in models.call.get("/v1/jobs/job_nothing").json()
     assert models.call.get("/v1/videos").json()["data"] == []
 
 
