@@ -138,6 +138,7 @@ def device_of(
             "name": first.name,
             "uuid": slot.mig or slot.gpus[0],
             "gpus": list(slot.gpus),
+            "gpu_count": len(slot.gpus),
             "pci": list(slot.pci),
             "vram": seating.memory_bytes(slot),
             "share": {"mig": "mig", "mps": "mps"}.get(slot.kind),

@@ -77,7 +77,7 @@ def _generate(spec: Spec, generation: Generation) -> StepPlan:
     )
     requires: dict[str, Any] = {"device": "cuda"} if generation.device == "cuda" else {}
     if generation.gpus > 1:
-        requires["gpus"] = generation.gpus
+        requires["min_gpu_count"] = generation.gpus
     return StepPlan(
         name=step_name(generation.seed),
         engine="video",

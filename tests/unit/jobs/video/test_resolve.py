@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from farm.errors import InvalidSpec
+from farm.scheduler.fit import fits
 from jobs.kind import Asset, ExpandContext
 from jobs.registry import kind
 from jobs.video.folder import inspect
@@ -248,7 +249,11 @@ def test_every_seed_is_a_step_of_its_own_with_its_film(plan: Any) -> None:
     assert steps[2].depends_on[0].step == "seed-7"
     alone = plan(film=None, device="cuda", gpus=2).steps
     assert [step.name for step in alone] == ["seed-0"]
-    assert alone[0].requires == {"device": "cuda", "gpus": 2}
+    # what a node tells of its slots (workers.placement)
+    pair = {"kind": "cuda", "gpus": ["GPU-a", "GPU-b"], "gpu_count": 2}
+    assert fits(alone[0].requires, pair)
+    assert not fits(alone[0].requires, pair | {"gpus": ["GPU-a"], "gpu_count": 1})
+    assert not fits(alone[0].requires, {"kind": "cpu"})
 
 
 def test_the_stored_spec_makes_the_same_plan_again(plan: Any) -> None:
