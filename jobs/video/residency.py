@@ -26,7 +26,8 @@ def _host_memory() -> int:
 class Residency:
     """Loaded models by device and warm key.
 
-    ``device_budget`` and ``host_budget`` are in bytes; left out, they are shares of the memories. The model that is asked for is always loaded, whatever the budget; others make room for it.
+    ``device_budget`` and ``host_budget`` are in bytes; left out, they are shares of the memories. The model
+    that is asked for is always loaded, whatever the budget; others make room for it.
     """
 
     def __init__(
