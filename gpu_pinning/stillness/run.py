@@ -31,6 +31,7 @@ from gpu_pinning.stillness.live import Live
 from gpu_pinning.stillness.seating import Seats, everywhere, loads_in_words, seat
 from gpu_pinning.stillness.sources import DecodeProcess, DecodeServer, Source
 from gpu_pinning.stillness.statistics import (
+    CONTROL_STEPS,
     REPEATS,
     TOLERANCE,
     ArmResult,
@@ -96,7 +97,8 @@ class Record:
         idle = np.concatenate([block.durations for kind, block in blocks if kind == "idle"])
         arm = np.concatenate([block.durations for kind, block in blocks if kind == "arm"])
         try:
-            self.quartets.setdefault(name, []).append(Quartet(idle, arm))
+            quartet = Quartet(idle, arm, CONTROL_STEPS) if name == "control" else Quartet(idle, arm)
+            self.quartets.setdefault(name, []).append(quartet)
         except ValueError as error:
             self.short.append(f"{name}: {error}")
 

@@ -14,8 +14,8 @@ from gpu_pinning.stillness.farm_load import kind_of
 from gpu_pinning.wishes import NeighbourWish, SlotWish, Wishes
 
 _FARM_POOLS = ("encode", "render")
-PER_CPU = 2
-"""Processes of each pool per CPU with isolation off."""
+PER_CPU = 4
+"""Processes per CPU with isolation off, over all pools."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +110,14 @@ def _halves(everyone: tuple[int, ...], why: str) -> Seats:
 def everywhere(seats: Seats) -> tuple[Work, ...]:
     """The same host work with isolation off: no fence, every CPU, decode's own too, and no niceness.
 
-    Twice as many processes of each pool as there are CPUs, one thread and one session each. Fewer would not
+    Four processes for each CPU, shared out over the pools, one thread and one session each. Fewer would not
     do: the kernel's scheduler weighs a whole session as it weighs decode (autogroup), and a machine that is
     just full still finds decode a core.
     """
     pools = dict.fromkeys(work.pool for work in seats.works if work.pool != "gpu")
-    copies = PER_CPU * len(seats.everyone)
-    return tuple(Work(pool, seats.everyone, 1, copies=copies) for pool in pools or ("encode",))
+    names = tuple(pools) or ("encode",)
+    copies = -(-PER_CPU * len(seats.everyone) // len(names))
+    return tuple(Work(pool, seats.everyone, 1, copies=copies) for pool in names)
 
 
 def loads_in_words(works: tuple[Work, ...]) -> list[str]:

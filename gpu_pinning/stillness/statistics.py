@@ -25,6 +25,8 @@ TOLERANCE = 0.01
 CONTROL_AT_LEAST = 1.5
 """The ratio of p99 that a positive control has to reach."""
 _MIN_STEPS = 200
+CONTROL_STEPS = 30
+"""What a quartet of the positive control needs: its ratio is to be found over 1.5, not within 1 %."""
 
 
 class Outcome(StrEnum):
@@ -40,15 +42,19 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Quartet:
-    """One A B B A: durations of all steps in seconds, of the two idle blocks and of the two arm blocks."""
+    """One A B B A: durations of all steps in seconds, of the two idle blocks and of the two arm blocks.
+
+    ``least`` steps are needed of each. Few do where the arm is to be far from idle: harm makes steps few.
+    """
 
     idle: Steps
     arm: Steps
+    least: int = _MIN_STEPS
 
     def __post_init__(self) -> None:
         for name, steps in (("idle", self.idle), ("arm", self.arm)):
-            if steps.ndim != 1 or len(steps) < _MIN_STEPS:
-                raise ValueError(f"{name}: {len(steps)} steps, but a quartet needs {_MIN_STEPS} of each")
+            if steps.ndim != 1 or len(steps) < self.least:
+                raise ValueError(f"{name}: {len(steps)} steps, but a quartet needs {self.least} of each")
             if not np.isfinite(steps).all() or (steps <= 0).any():
                 raise ValueError(f"{name}: step durations must be finite and above zero")
 

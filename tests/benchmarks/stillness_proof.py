@@ -206,7 +206,7 @@ class Proof:
         """A breach on the neighbour's own GPU, or without one on its cores."""
         name = "breach on decode's GPU" if gpu else "breach on decode's cores"
         self.say(f"--- {name}")
-        more = on_gpu(gpu) if gpu else {COPIES_VARIABLE: str(2 * PER_CPU * len(seats.everyone))}
+        more = on_gpu(gpu) if gpu else {COPIES_VARIABLE: str(PER_CPU * len(seats.everyone))}
         with tempfile.TemporaryDirectory() as folder, on_cpus(seats.farm):
             decode = DecodeProcess("graph", seats.decode, Path(folder), gpu=seats.decode_gpu)
             seen = try_breach(

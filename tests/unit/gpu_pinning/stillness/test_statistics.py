@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from gpu_pinning.stillness.statistics import (
+    CONTROL_STEPS,
     ArmResult,
     Outcome,
     Quartet,
@@ -130,6 +131,16 @@ def test_a_control_that_does_not_hurt_voids_the_run() -> None:
 def test_a_farm_arm_outside_the_tolerance_is_a_failure_and_never_a_void() -> None:
     assert judge(result(0.98, 0.97, 0.98, 0.99), GOOD, CONTROL).outcome is Outcome.DISTURBED
     assert judge(result(1.0, 0.999, 1.005, 1.0101), GOOD, CONTROL).outcome is Outcome.DISTURBED
+
+
+def test_a_control_that_leaves_few_steps_still_counts() -> None:
+    """Four processes a core leave decode a fifth of its steps: that is what the control is to show."""
+    random = np.random.default_rng(5)
+    few = [Quartet(trace(random, 300), trace(random, 60, scale=5.0), CONTROL_STEPS) for _ in range(2)]
+    control = compare("control", few, repeats=100)
+    assert control.p99.lower > 1.5
+    with pytest.raises(ValueError, match="29 steps"):
+        Quartet(trace(random, 300), trace(random, 29), CONTROL_STEPS)
 
 
 def test_short_or_broken_series_are_refused() -> None:
