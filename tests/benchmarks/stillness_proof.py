@@ -161,7 +161,8 @@ class Proof:
             form=form,
             hurt=True,
             out=self._out / form,
-            quartets=self._quartets,
+            # launch-bound steps are longer, and its arms one more: fewer rounds, longer blocks
+            quartets=self._quartets if form == "graph" else max(2, self._quartets - 2),
             spare=form == "eager",
         )
         report, _ = run(options, self.say)
