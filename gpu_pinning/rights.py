@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,7 +128,8 @@ def _probe_one(name: str, at: Hierarchies) -> CgroupRight:
 @contextlib.contextmanager
 def child(base: Path) -> Iterator[Path]:
     """A group for a trial, removed again."""
-    folder = base / f"stillframe-probe-{os.getpid()}"
+    # one that a process of another container, or a killed one of this id, has left must not be in the way
+    folder = base / f"stillframe-probe-{os.getpid()}-{secrets.token_hex(4)}"
     folder.mkdir()
     try:
         yield folder

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
-from gpu_pinning import files
+from gpu_pinning import files, probes
+from gpu_pinning.errors import TopologyError
 
+_answers: dict[str, str] = {}
+"""What each program said last."""
 _DMI = {
     "qemu": "qemu",
     "kvm": "kvm",
@@ -37,16 +39,22 @@ def hypervisor(root: Path) -> str | None:
 
     Asked in turn: ``systemd-detect-virt --vm`` (only for the running machine), /sys/hypervisor, DMI and the
     CPU's own ``hypervisor`` flag. The flag is set by every x86 hypervisor that does not hide itself; cloud
-    "metal" machines do not set it.
+    "metal" machines do not set it. Where the program is there and does not answer, its last answer in this
+    process stands; without one, only a hypervisor that shows itself otherwise is known.
     """
+    asked = True
     if root == Path("/") and (tool := shutil.which("systemd-detect-virt")):
         try:
-            done = subprocess.run([tool, "--vm"], capture_output=True, text=True, timeout=2)
-            answer = done.stdout.strip()
-            if answer and answer != "none":
-                return answer
-        except (OSError, subprocess.TimeoutExpired):
-            pass
+            _answers[tool] = probes.ask([tool, "--vm"], 2)
+        except TopologyError:
+            asked = tool in _answers
+        if asked and _answers[tool] not in ("none", ""):
+            return _answers[tool]
+    found = _by_traces(root)
+    return found if asked or found != "none" else None
+
+
+def _by_traces(root: Path) -> str | None:
     if kind := files.read(root / "sys/hypervisor/type"):
         return kind
     dmi = " ".join(

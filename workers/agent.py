@@ -49,7 +49,7 @@ from workers.placement import (
 )
 from workers.preemption import Preemption
 from workers.processes import become_subreaper, end_strays
-from workers.replanning import Replanning
+from workers.replanning import Replanning, tell_not_applied
 from workers.reseating import Reseating
 from workers.slot_views import SlotViews
 
@@ -57,6 +57,7 @@ log = structlog.get_logger(__name__)
 _LOOK_S = 0.25
 _LEAVE_S = 5.0
 _WAKE_WAIT_S = 30.0
+_TRY_AGAIN_S = 5.0
 BLENDERS_EVERY_S = 10.0
 """A Blender that is installed on a node at work is offered after this time."""
 
@@ -95,6 +96,7 @@ class Agent:
         self._reseating: Reseating | None = None
         self._replanning = Replanning(config, self._notify)
         self._replan_wanted = False
+        self._reseat_at = 0.0
         self._auditor = Auditor(
             lambda: self._seating, self._views.subjects, self._notify, settings.audit_every_s
         )
@@ -233,10 +235,13 @@ class Agent:
                     return
                 self._reseating.take_seat(slot, self._folders)
             slot.start(self._settings)
-        except (PinningError, OSError) as error:
-            log.error("a slot could not be started", slot=slot.name, error=str(error))
+        except Exception as error:
+            # whatever it is, it is this slot's: the others go on
+            foreseen = isinstance(error, PinningError | OSError)
+            reason = str(error) if foreseen else f"{type(error).__name__}: {error}"
+            log.error("a slot could not be started", slot=slot.name, error=reason, exc_info=not foreseen)
             slot.restart_at = now + slot.failed_start()
-            self._link.set_slot_state(slot.slot_id, "dead", f"could not be started: {error}")
+            self._link.set_slot_state(slot.slot_id, "dead", f"could not be started: {reason}")
             return
         assert slot.process is not None
         self._selector.register(slot.process.pidfd, selectors.EVENT_READ, slot)
@@ -283,9 +288,27 @@ class Agent:
             self._replan_wanted = False
             self._replan()
         if (wanted := self._replanning.take()) is not None:
-            self._apply(wanted)
-        moving, known = self._reseating, self._link.registration
-        if moving is None or known is None or not moving.wanted.plan.by_name.keys() <= known.slots.keys():
+            before = self._seating, self._reseating
+            try:
+                self._apply(wanted)
+            except Exception as error:
+                log.exception("applying farm.toml failed")
+                tell_not_applied(error)
+                self._seating, self._reseating = before
+                self._guard.reseat(self._seating)
+                self._link.reseat(self._seating)
+        now = time.monotonic()
+        if self._reseating is not None and now >= self._reseat_at:
+            try:
+                self._go_on_reseating(self._reseating)
+            except Exception as error:
+                # a full disk, say: what is left to do is tried again, and the slots that sit work on
+                log.error("moving slots to their new seats goes on later", error=str(error), exc_info=True)
+                self._reseat_at = now + _TRY_AGAIN_S
+
+    def _go_on_reseating(self, moving: Reseating) -> None:
+        known = self._link.registration
+        if known is None or not moving.wanted.plan.by_name.keys() <= known.slots.keys():
             return
         for name in moving.wanted.plan.by_name:
             if known.slots[name] not in self._slots:

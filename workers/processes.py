@@ -218,9 +218,13 @@ class SlotProcess:
 
 
 def end_strays(known: Iterable[int]) -> list[int]:
-    """Kill and reap children of ours that are not ``known``: what a killed keeper left to us; their ids."""
+    """Kill and reap children of ours that are not ``known``: what a killed keeper left to us; their ids.
+
+    A keeper leads a session of its own, so nothing below it is ever in ours. A child in our session is a
+    program that one of our threads runs (``systemd-detect-virt``, say), and is let be.
+    """
     known = set(known)
-    strays = [pid for pid in keeper.children(os.getpid()) if pid not in known]
+    strays = [pid for pid in keeper.children(os.getpid()) if pid not in known and not _in_our_session(pid)]
     gentle = {pid for pid in strays if _of_mps(pid)}
     for pid in strays:
         _end_all([*keeper.descendants(pid), pid])
@@ -241,6 +245,14 @@ def end_orphans() -> list[int]:
     for orphan in orphans:
         _signal_all([*keeper.descendants(orphan), orphan], signal.SIGKILL)
     return orphans
+
+
+def _in_our_session(pid: int) -> bool:
+    try:
+        return os.getsid(pid) == os.getsid(0)
+    except ProcessLookupError:
+        # reaped meanwhile, which only whoever started it does
+        return True
 
 
 def _of_mps(pid: int) -> bool:

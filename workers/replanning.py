@@ -13,7 +13,7 @@ import structlog
 from farm.errors import FieldFault, InvalidInput
 from gpu_pinning import PinningError, SlotPlan, without_slots
 from workers.node_config import NodeConfig, read_node_config
-from workers.placement import Seating, refuse_impossible, seat
+from workers.placement import Seating, device_of, refuse_impossible, seat
 
 log = structlog.get_logger(__name__)
 
@@ -54,11 +54,25 @@ class Replanning:
             _refuse_fixed(self._running, config)
             wanted = seat(config, lambda machine: without_slots(machine, seats, pids))
             refuse_impossible(wanted, present.plan)
+            for slot in wanted.plan.slots:
+                # what the database is to be told of it, while nothing hangs on it yet
+                device_of(wanted, slot)
         except (InvalidInput, PinningError, OSError) as error:
-            log.error("farm.toml is not applied; the plan that runs stays", error=str(error))
+            tell_not_applied(error)
+            return
+        except Exception as error:
+            # whatever it is: the slots that run are worth more than the file
+            log.exception("reading farm.toml failed")
+            tell_not_applied(error)
             return
         self._found = wanted
         self._notify()
+
+
+def tell_not_applied(error: Exception) -> None:
+    """Say that a changed farm.toml changes nothing, and why."""
+    reason = str(error) or type(error).__name__
+    log.error("farm.toml is not applied; the plan that runs stays", error=reason)
 
 
 def _refuse_fixed(running: NodeConfig, wanted: NodeConfig) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 import sqlalchemy as sa
 
 from farm.db import tables as t
-from tests.chaos import farm_under_test
 from tests.chaos.farm_under_test import FarmUnderTest, until
 
 
@@ -32,7 +31,7 @@ class PlacedFarm(FarmUnderTest):
 
     def start_agent(self, name: str, slots: int | None = None, **settings: Any) -> None:
         self.write_config(self.node_toml)
-        self.agents[name] = self._process(farm_under_test._AGENT, FARM_CONFIG=str(self.config))
+        self.agents[name] = self._process(self.agent_code, FARM_CONFIG=str(self.config))
 
     def apply(self, text: str) -> None:
         """Change farm.toml and tell the agent."""

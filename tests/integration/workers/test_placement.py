@@ -260,6 +260,56 @@ def test_a_slot_whose_fence_cannot_stand_says_why_and_the_others_work(
     shutil.rmtree("/dev/shm/stillframe-test")
 
 
+_FAULTY_AGENT = """
+import sys
+from farm.settings import settings
+from workers.agent import run_agent
+from workers.guarding import Guarding
+from workers.managed_slot import ManagedSlot
+
+class Faults:
+    starts = reseats = 0
+
+start, reseat = ManagedSlot.start, Guarding.reseat
+
+def faulty_start(self, settings):
+    Faults.starts += self.name == "b"
+    if self.name == "b" and Faults.starts < 2:
+        raise ValueError("nobody thought of this start")
+    start(self, settings)
+
+def faulty_reseat(self, seating):
+    Faults.reseats += 1
+    if Faults.reseats == 1:
+        raise KeyError("nobody thought of this reload")
+    reseat(self, seating)
+
+ManagedSlot.start, Guarding.reseat = faulty_start, faulty_reseat
+sys.exit(run_agent(settings()))
+"""
+
+
+def test_the_agent_outlives_a_fault_that_nobody_thought_of(placed: Settings, two_cpus: list[int]) -> None:
+    farm = PlacedFarm(placed, slots=2, agent_code=_FAULTY_AGENT)
+    farm.node_toml = one_each(*two_cpus)
+    with farm:
+        # b's first start failed with its reason, a was not held up, and b was tried again
+        reasons = [e.get("reason") or "" for e in farm.events("slot.state") if e["state"] == "dead"]
+        assert any("could not be started: ValueError: nobody thought of this start" in r for r in reasons)
+        before = {name: farm.wait_slot(name).pid for name in "ab"}
+        farm.apply(one_each(*reversed(two_cpus)))
+        until(lambda: "farm.toml is not applied" in farm.output.read_text(), "the reload is told")
+        job = farm.submit({"name": "one"})
+        farm.wait_job(job)
+        assert {name: farm.slot(name).pid for name in "ab"} == before
+        assert [threads_may_run_on(before[name]) for name in "ab"] == [{cpu} for cpu in two_cpus]
+        # the same file once more: now it is applied
+        farm.apply(one_each(*reversed(two_cpus)))
+        for name, cpu in zip("ab", reversed(two_cpus), strict=True):
+            until(lambda name=name: farm.slot(name).pid not in (None, before[name]), f"{name} has moved")
+            assert threads_may_run_on(farm.slot(name).pid) == {cpu}
+
+
 def test_the_keeper_is_outside_the_fence_and_all_below_it_inside(
     pair: PlacedFarm, two_cpus: list[int]
 ) -> None:

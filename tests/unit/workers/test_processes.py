@@ -7,6 +7,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -239,3 +240,22 @@ def test_a_program_that_cannot_start_says_so(tmp_path: Path) -> None:
 
 def test_a_slot_outside_a_keeper_ends_nobody() -> None:
     assert processes.end_orphans() == []
+
+
+def test_programs_that_a_thread_runs_are_no_strays() -> None:
+    # as the thread that reads farm.toml again asks programs about the machine
+    answers: list[tuple[int, str]] = []
+
+    def ask() -> None:
+        done = subprocess.run(["/bin/sh", "-c", "sleep 0.3; echo kvm"], capture_output=True, text=True)
+        answers.append((done.returncode, done.stdout))
+
+    thread = threading.Thread(target=ask)
+    before = children(os.getpid())
+    thread.start()
+    _until(lambda: set(children(os.getpid())) - set(before))
+    ended = []
+    while thread.is_alive():
+        ended += processes.end_strays(before)
+        time.sleep(0.01)
+    assert (ended, answers) == ([], [(0, "kvm\n")])
