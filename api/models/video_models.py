@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from api.models.common import In, Out, Sha256, Time
+from api.models.common import In, Out, Page, Sha256, Time
 from jobs.video.facts import Facts
 from jobs.video.gates import MIN_PSNR_DB, MIN_SSIM
 from jobs.video.models import ModelFile
@@ -88,6 +88,22 @@ class ModelDetail(Model):
     """One version with its files."""
 
     files: list[ModelFile]
+
+
+class ListedModel(Out):
+    """A model as OpenAI's clients list it."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int = Field(description="Seconds since 1970")
+    owned_by: str = "stillframe"
+
+
+class ModelPage(Page[Model]):
+    """A page of models; ``data`` has the same ones as OpenAI's clients read them."""
+
+    object: Literal["list"] = "list"
+    data: list[ListedModel]
 
 
 class MeasuredAdd(In):

@@ -10,8 +10,16 @@ from pydantic import ValidationError
 
 from api import pages
 from api.auth import Admin, Reader, not_found
-from api.models.common import Page
-from api.models.video_models import Measured, MeasuredAdd, Model, ModelAdd, ModelDetail, ModelRules
+from api.models.video_models import (
+    ListedModel,
+    Measured,
+    MeasuredAdd,
+    Model,
+    ModelAdd,
+    ModelDetail,
+    ModelPage,
+    ModelRules,
+)  # fmt: skip
 from api.pages import Cursor, Limit
 from api.route import FarmRoute
 from api.services import Use
@@ -31,13 +39,17 @@ def list_models(
     versions: Annotated[bool, Query(description="Older versions as well")] = False,
     limit: Limit = pages.DEFAULT_LIMIT,
     cursor: Cursor = None,
-) -> Page[Model]:
+) -> ModelPage:
     """Models by name."""
     position = pages.decode("models", cursor, [str, str])
     with use.db.read() as conn:
         rows = models.list_models(conn, every_version=versions, position=position, limit=limit + 1)
     rows, following = pages.page("models", rows, limit, lambda row: [row["name"], row["digest"]])
-    return Page[Model](items=[Model.model_validate(_shown(row)) for row in rows], next=following)
+    return ModelPage(
+        items=[Model.model_validate(_shown(row)) for row in rows],
+        next=following,
+        data=[ListedModel(id=row["name"], created=int(row["added_at"])) for row in rows if row["current"]],
+    )
 
 
 @router.post("/models", tags=["models"], status_code=201)

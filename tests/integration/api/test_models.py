@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,11 @@ def submit(farm: Farm, model: str, **fields: Any) -> Any:
     return farm.call.post("/v1/jobs", json=body)
 
 
+def time_of(text: str) -> float:
+    """Seconds since 1970 of a time of the API."""
+    return datetime.fromisoformat(text).timestamp()
+
+
 def digest_in(farm: Farm, job_id: str) -> str:
     """The model version in the payload of the job's first step."""
     steps = tables.steps.c
@@ -53,6 +59,14 @@ def test_a_name_means_its_newest_version_and_jobs_keep_theirs(farm: Farm, tmp_pa
     assert second["digest"] != first["digest"]
     listed = farm.call.get("/v1/models").json()["items"]
     assert [(one["name"], one["digest"]) for one in listed] == [("wan", second["digest"])]
+    assert farm.call.get("/v1/models").json()["data"] == [
+        {
+            "id": "wan",
+            "object": "model",
+            "created": int(time_of(second["added_at"])),
+            "owned_by": "stillframe",
+        }
+    ]
     every = farm.call.get("/v1/models", params={"versions": "true"}).json()["items"]
     assert {one["digest"]: one["current"] for one in every} == {
         first["digest"]: False,
