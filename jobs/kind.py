@@ -7,13 +7,17 @@ import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 from pydantic import BaseModel, ValidationError
 
-from farm.errors import FieldFault, InvalidSpec
+from farm.errors import FieldFault, InvalidSpec, NotInstalled
 from farm.plan import JobPlan, StepPlan
 from jobs.engine import Engine
+
+
+_EXTRAS: Final = {"render": "render", "encode": "render", "video": "video", "nerf": "nerf"}
+"""Kind to the extra of this distribution that its engine needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +97,23 @@ class Kind:
         return cast(StepPlan, module.expand_deferred(spec, step_name, results, context))
 
     def create_engine(self) -> Engine:
-        """A fresh engine; imports what the kind needs to run."""
-        return cast(Engine, importlib.import_module(f"{self.package}.engine").create())
+        """A fresh engine; imports what the kind needs to run.
+
+        Raises :class:`farm.errors.NotInstalled` where this machine lacks a library of it.
+        """
+        try:
+            module = importlib.import_module(f"{self.package}.engine")
+        except ModuleNotFoundError as error:
+            lacking = (error.name or "").partition(".")[0]
+            if lacking in ("", self.package.partition(".")[0], "farm", "jobs"):
+                raise
+            extra = _EXTRAS.get(self.name)
+            way = f": pip install 'stillframe[{extra}]' there" if extra else ""
+            raise NotInstalled(
+                f"this machine lacks {lacking}, which jobs of kind {self.name} need{way}, or let its slots "
+                "serve other pools"
+            ) from error
+        return cast(Engine, module.create())
 
 
 def _faults(kind: str, error: ValidationError, data: Mapping[str, Any]) -> tuple[str, list[FieldFault]]:

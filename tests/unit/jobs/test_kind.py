@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from farm.errors import InvalidFrameRange, InvalidSpec, UnknownKind
+from farm.errors import InvalidFrameRange, InvalidSpec, NotInstalled, UnknownKind
+from jobs.kind import Kind
 from jobs.registry import kind, kinds
 
 SCENE = {"scene": "scene.xml"}
@@ -72,3 +74,20 @@ def test_a_bad_frame_range_names_the_field_and_the_position(text: str, position:
 def test_several_faults_are_told_at_once() -> None:
     faults = refused("render", {"scene": "a.xml", "samples": 0, "wat": 1})
     assert {"/spec/samples", "/spec/wat"} <= {pointer for pointer, _ in faults}
+
+
+def test_a_library_that_is_missing_is_named_with_the_way_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in (("needy", "import a_library_nobody_has"), ("broken", "import broken_kind.absent")):
+        folder = tmp_path / f"{name}_kind"
+        folder.mkdir()
+        (folder / "__init__.py").touch()
+        (folder / "engine.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    message = r"lacks a_library_nobody_has, which jobs of kind video need: pip install 'stillframe\[video\]'"
+    with pytest.raises(NotInstalled, match=message):
+        Kind("video", "needy_kind").create_engine()
+    # a fault of the kind's own stays what it is
+    with pytest.raises(ModuleNotFoundError, match=r"broken_kind\.absent"):
+        Kind("video", "broken_kind").create_engine()
