@@ -20,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gpu_pinning.stillness.farm_load import die_with_parent
 from gpu_pinning.stillness.stamps import StampReader, StampWriter
 
 FORMS = ("graph", "eager", "cpu")
@@ -178,6 +179,7 @@ class StampProbe:
 
 def main(form: str, stamps: str) -> None:
     """Step until killed; ends with its parent."""
+    die_with_parent()
     parent = os.getppid()
     step = make_step(form)
     for _ in range(20):

@@ -191,6 +191,7 @@ def main(pool: str, stamps: str, units: int = 0, gate: str = "") -> None:
 
     With ``gate`` everything is loaded first; then ``gate.ready`` is written, and the work waits for ``gate``.
     """
+    die_with_parent()
     parent = os.getppid()
     first, stamps = stamps, _copy(pool, stamps)
     if stamps != first:
@@ -212,6 +213,11 @@ def main(pool: str, stamps: str, units: int = 0, gate: str = "") -> None:
         print(unit.result(), flush=True)
 
 
+def die_with_parent() -> None:
+    """The kernel ends this process with its parent, also while it is stopped."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def _copy(pool: str, stamps: str) -> str:
     """Become several processes where that is asked for; the stamp file of the one that this is.
 
@@ -224,7 +230,7 @@ def _copy(pool: str, stamps: str) -> str:
     for number in range(1, copies):
         if os.fork() == 0:
             os.setsid()
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            die_with_parent()
             return f"{stamps}.{number}"
     return stamps
 

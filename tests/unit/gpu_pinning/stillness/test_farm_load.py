@@ -103,3 +103,31 @@ def test_copies_do_not_outlive_a_first_one_that_is_killed(tmp_path: Path) -> Non
 def _lives(pid: int) -> bool:
     seen = procfs.process(pid)
     return seen is not None and seen.state not in "ZX"
+
+
+def test_stopped_loads_end_with_a_bench_that_is_killed(tmp_path: Path) -> None:
+    """A bench that is cut off by SIGKILL cannot let its workers go, and stopped ones look at nothing."""
+    script = (
+        "import os, sys, time; from pathlib import Path\n"
+        "from gpu_pinning.stillness.crew import FarmWorker, Work\n"
+        "from gpu_pinning.stillness.sources import DecodeProcess\n"
+        "cpus = tuple(os.sched_getaffinity(0)); folder = Path(sys.argv[1])\n"
+        "worker = FarmWorker(Work('encode', cpus, 1, copies=2), 'w', None, folder); worker.run(False)\n"
+        "decode = DecodeProcess('cpu', cpus, folder); decode.pause(True)\n"
+        "print(*worker.pids(), *decode.pids(), flush=True); time.sleep(600)"
+    )
+    root = str(Path(farm_load.__file__).resolve().parents[2])
+    bench = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": root}, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert bench.stdout is not None
+    pids = [int(word) for word in bench.stdout.readline().split()]
+    assert len(pids) == 3 and all(_lives(pid) for pid in pids)
+    bench.kill()
+    bench.wait(10)
+    bench.stdout.close()
+    deadline = time.monotonic() + 30
+    while any(_lives(pid) for pid in pids):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
