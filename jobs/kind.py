@@ -15,7 +15,6 @@ from farm.errors import FieldFault, InvalidSpec, NotInstalled
 from farm.plan import JobPlan, StepPlan
 from jobs.engine import Engine
 
-
 _EXTRAS: Final = {"render": "render", "encode": "render", "video": "video", "nerf": "nerf"}
 """Kind to the extra of this distribution that its engine needs."""
 
