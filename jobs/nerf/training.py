@@ -14,7 +14,7 @@ import torch
 
 from farm.errors import ParkRequested, PermanentFailure, TaskFailed
 from jobs.engine import Host
-from jobs.nerf.methods.base import Adam, Budget, Field
+from jobs.nerf.methods.base import Budget, Field
 from jobs.nerf.methods.loader import create, device_of, options_of, read_checkpoint, write_checkpoint
 from jobs.nerf.methods.rays import Pictures
 from jobs.nerf.preview import SIDE, compose
@@ -29,8 +29,8 @@ SAMPLES: Final = {"dense": 30_000, "hash": 2**18, "torch": 1, "gsplat": 1}
 MAX_RAYS: Final = {"cpu": 8192, "cuda": 2**18}
 BYTES_PER_SAMPLE: Final = 1400
 """Bytes of GPU memory that one sample of a hash grid takes through forward and backward pass."""
-_PER_SAMPLE: Final = 0.05
-"""Weight of the loss that pulls each sample's own colour to its pixel's (as in DVGO): less haze."""
+LOOK_SHARE: Final = 0.15
+"""Curve and preview take at most about this share of the time, however often they are asked for."""
 _TESTED_PIXELS: Final = 20_000
 """Held-out pixels that the curve is measured on; the evaluation looks at all of them."""
 _CURVE: Final = 240
@@ -68,17 +68,17 @@ class Trainer:
         held = scene.of("test")
         self.tested = Pictures.load(held, folder, self.device) if held else None
         self.look = Look.of(spec, scene, self.device, len(self.pictures.views))
-        self.at = Progress(rays=max(64, SAMPLES[self.form] // spec.train.samples))
         self.drawn = torch.Generator().manual_seed(spec.seed)
         self.samples = spec.train.ray_samples or SAMPLES[self.form]
         if self.form == "hash":
             self.samples = fit_samples(self.samples, spec.train.vram, self.device, host)
-        self.optimiser = Adam(0.9, 0.99, 1e-8)
+        self.at = Progress(rays=max(64, self.samples // spec.train.samples))
         self.limit = spec.train.iterations or (
             10_000_000 if spec.train.seconds or spec.train.target_psnr else ITERATIONS[self.form]
         )
         self._tested_index = self._choose_tested()
         self._previewed = self._saved = time.monotonic()
+        self._look_cost = 0.0
 
     # --- the loop ------------------------------------------------------------------------------------
 
@@ -169,11 +169,12 @@ class Trainer:
 
     def _report(self) -> None:
         now = time.monotonic()
-        if now - self._previewed >= self.spec.train.preview_s:
-            self._previewed = now
+        if now - self._previewed >= max(self.spec.train.preview_s, self._look_cost / LOOK_SHARE):
             self._measure()
             self.host.preview(self.preview())
             self.host.progress(0.99 * self.progress(), self.note())
+            self._previewed = time.monotonic()
+            self._look_cost = self._previewed - now
         elif self.at.iteration % 20 == 0:
             self.host.progress(0.99 * self.progress())
         if now - self._saved >= self.spec.train.checkpoint_s:

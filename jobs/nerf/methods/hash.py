@@ -27,7 +27,8 @@ FINEST: Final = 2048
 HIDDEN: Final = 64
 GEOMETRY: Final = 15
 _PRIMES: Final = (1, 2_654_435_761, 805_459_861)
-_OCCUPANCY: Final = 128
+_OCCUPANCY: Final = {"cuda": 128, "cpu": 40}
+"""Cells a side of the occupancy grid: all are looked at now and then, which a CPU feels."""
 _EMPTY: Final = 0.01
 _OPAQUE: Final = 7.0
 _RATE: Final = 1e-2
@@ -58,7 +59,8 @@ class HashGrid(VolumeField):
             bound = math.sqrt(6.0 / fan_in)
             self.values[name] = (torch.rand(fan_in, fan_out, generator=drawn) * 2 - 1) * bound
         self.values = {name: value.to(device) for name, value in self.values.items()}
-        self.seen = torch.full((_OCCUPANCY**3,), 1.0, device=device)
+        self.side = _OCCUPANCY[device.type]
+        self.seen = torch.full((self.side**3,), 1.0, device=device)
         self.warm = True
         self.drawn = torch.Generator().manual_seed(options.seed + 3)
         self.optimiser = Adam(0.9, 0.99, 1e-15)
@@ -146,7 +148,7 @@ class HashGrid(VolumeField):
         return points / self.extent if self.bounded else contract(points) / CONTRACTED
 
     def _worth_looking(self, cube: Tensor, lengths: Tensor) -> Tensor:
-        r = _OCCUPANCY
+        r = self.side
         cell = ((cube.clamp(-1, 1) + 1.0) * (0.5 * (r - 1)) + 0.5).long()
         found = self.seen[(cell[:, 2] * r + cell[:, 1]) * r + cell[:, 0]].view_as(lengths)
         worth = found >= 0.0
@@ -192,7 +194,7 @@ class HashGrid(VolumeField):
 
     @torch.no_grad()
     def _look_for_empty(self, all_cells: bool) -> None:
-        r, total = _OCCUPANCY, _OCCUPANCY**3
+        r, total = self.side, self.side**3
         if all_cells:
             cells = torch.arange(total, device=self.device)
         else:
@@ -226,5 +228,6 @@ class HashGrid(VolumeField):
             raise RuntimeError(f"its hash tables have 2^{facts['hash_log2']} rows")
         self.values = {name: tensors[name].to(self.device) for name in self.values}
         self.seen, self.warm = tensors["seen"].to(self.device), bool(facts["warm"])
+        self.side = round(len(self.seen) ** (1 / 3))
         self.drawn.set_state(tensors["dice"])
         self.optimiser.load(tensors, facts, self.device)

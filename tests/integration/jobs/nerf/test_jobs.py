@@ -314,13 +314,13 @@ def test_cuda_is_refused_where_there_is_none(files: dict[str, Path], tmp_path: P
 
 
 def test_the_hash_grid_learns_on_a_cpu_too_and_resumes(files: dict[str, Path], tmp_path: Path) -> None:
-    more = {"form": "hash", "train": {**QUICK, "iterations": 40, "hash_log2": 12}}
+    quick = {**QUICK, "iterations": 30, "hash_log2": 12, "samples": 16, "ray_samples": 2000, "preview_s": 0.5}
     straight = LocalHost(tmp_path / "a", files)
-    found = train(straight, spec_of(**more))
-    assert found["curve"][-1][2] > 12.0
-    parked = LocalHost(tmp_path / "b", files, on_check=stop_at(20, ParkRequested))
+    curve = train(straight, spec_of(form="hash", train=quick))["curve"]
+    assert curve[-1][4] < curve[0][4]
+    parked = LocalHost(tmp_path / "b", files, on_check=stop_at(15, ParkRequested))
     with pytest.raises(ParkRequested):
-        train(parked, spec_of(**more))
+        train(parked, spec_of(form="hash", train=quick))
     parked.on_check = None
-    train(parked, spec_of(**more))
+    train(parked, spec_of(form="hash", train=quick))
     assert same(tensors_of(straight), tensors_of(parked))
