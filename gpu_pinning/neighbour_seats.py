@@ -11,7 +11,7 @@ from gpu_pinning.observed import ObservedNeighbour, fence_command
 from gpu_pinning.plan import NeighbourPlan
 from gpu_pinning.wishes import NeighbourWish
 
-_CORES_PER_GPU = 4
+CORES_PER_GPU = 4
 # Seating a running server off the cores that it is held to would give those to slots.
 _ELSEWHERE = 1000
 _ONE_EACH = "declare one neighbour per server, each with its own GPUs or MIG instances"
@@ -88,7 +88,7 @@ def _instances_owners(board: Board, wish: NeighbourWish) -> list[Gpu] | None:
 def _cores(
     board: Board, wish: NeighbourWish, gpus: list[Gpu], found: ObservedNeighbour | None
 ) -> set[int] | None:
-    where = f"neighbours.{wish.name}.cores"
+    where = f"neighbours.{wish.name}.{wish.cores_field}"
     if isinstance(wish.cores, tuple):
         cores, bad = board.cores.of_cpus(wish.cores)
         if bad:
@@ -105,7 +105,7 @@ def _cores(
     held = _held(board, found)
     if wish.cores is None and 0 < len(held) <= len(board.cores.usable) // 2:
         return held
-    number = wish.cores or min(_CORES_PER_GPU * max(1, len(gpus)), max(1, len(board.cores.free) // 2))
+    number = wish.cores or min(CORES_PER_GPU * max(1, len(gpus)), max(1, len(board.cores.free) // 2))
     home = {gpu.node for gpu in gpus if gpu.node is not None}
     # For a server that is not started by the farm isolated cores are good places, but it must ask for
     # them.

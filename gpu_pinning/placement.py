@@ -143,7 +143,11 @@ def _slot(board: Board, wish: SlotWish, name: str, *, may_share: bool) -> SlotPl
         return Refusal(
             wish=f"slots.{name}.memory_nodes",
             reason=f"memory node {cpulist.show(unknown)} is not this machine's to give",
-            fix=f"choose among {cpulist.show(board.machine.allowed_nodes)}",
+            fix=(
+                f"choose among {cpulist.show(board.machine.allowed_nodes)}"
+                if board.machine.allowed_nodes
+                else "leave memory_nodes out: this machine tells of none"
+            ),
         )
     if wish.memory and wish.memory > sum(board.memory.get(node, 0) for node in nodes):
         return Refusal(
@@ -152,6 +156,8 @@ def _slot(board: Board, wish: SlotWish, name: str, *, may_share: bool) -> SlotPl
             f"{sum(board.memory.get(node, 0) for node in nodes) >> 30} GiB that no slot has been given",
             fix="ask for less memory, for fewer slots, or name more memory_nodes",
         )
+    if (refused := _limit_without_right(board.machine, wish, name)) is not None:
+        return refused
     cpus = wish.cores if isinstance(wish.cores, tuple) else board.cores.cpus(cores)
     slot = slotplan.build(board.machine, board.wishes, wish, name, gpus, mig, cores, cpus, nodes)
     place = sharing.place_of_slot(board.machine, slot) if board.neighbours else None
@@ -183,6 +189,27 @@ def _slot(board: Board, wish: SlotWish, name: str, *, may_share: bool) -> SlotPl
     return slot
 
 
+def _limit_without_right(machine: Topology, wish: SlotWish, name: str) -> Refusal | None:
+    """A limit that the kernel cannot be asked to hold here: the slot would never start."""
+    for field, value, controller in (
+        ("memory", wish.memory, "memory"),
+        ("processes", wish.processes, "pids"),
+        ("cpu_weight", wish.cpu_weight, "cpu"),
+        ("disk_write", wish.disk_write, "io"),
+    ):
+        right = machine.right(controller)
+        if value is not None and not right.granted:
+            why = f" ({right.reason})" if right.reason else ""
+            return Refusal(
+                wish=f"slots.{name}.{field}",
+                reason=f"this machine gives no right to the cgroup controller {controller}{why}, which would "
+                "hold the limit",
+                fix=f"run the node agent as root or with delegated cgroups (`farm node install`), or leave "
+                f"{field} out",
+            )
+    return None
+
+
 def _copy_rate(board: Board, pairs: list[Sharing]) -> int:
     """How fast the slot may copy to and from its GPU; 0: as fast as it goes."""
     decode = {neighbour.name for neighbour in board.neighbours if neighbour.role == "decode"}
@@ -212,21 +239,21 @@ def _take(board: Board, slot: SlotPlan, wish: SlotWish, cores: set[int], nodes: 
 def _slot_cores(
     board: Board, wish: SlotWish, name: str, gpus: list[Gpu], *, may_share: bool
 ) -> set[int] | Refusal:
-    where = f"slots.{name}.cores"
+    where = f"slots.{name}.{wish.cores_field}"
     if isinstance(wish.cores, tuple):
         cores, bad = board.cores.of_cpus(wish.cores)
         if bad:
             return Refusal(
                 wish=where,
                 reason=f"CPUs {cpulist.show(bad)} are not this machine's to give",
-                fix=f"choose among {cpulist.show(board.cores.cpus(board.cores.free))}",
+                fix=_free_cpus(board),
             )
         if clash := cores - board.cores.free:
             return Refusal(
                 wish=where,
                 reason=f"CPUs {cpulist.show(board.cores.cpus(clash))} are taken by a neighbour, "
                 "a slot or the system",
-                fix=f"choose among {cpulist.show(board.cores.cpus(board.cores.free))}",
+                fix=_free_cpus(board),
             )
         return cores
     number = wish.cores or _default_cores(board, bool(gpus))
@@ -250,6 +277,11 @@ def _slot_cores(
             fix="ask for fewer cores or slots, or for fewer cores of the neighbours",
         )
     return set(chosen)
+
+
+def _free_cpus(board: Board) -> str:
+    free = cpulist.show(board.cores.cpus(board.cores.free))
+    return f"choose among {free}" if free else "no CPU is free: take some from another slot or neighbour"
 
 
 def _default_cores(board: Board, for_gpu: bool) -> int:

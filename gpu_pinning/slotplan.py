@@ -6,19 +6,8 @@ from typing import Literal
 
 from gpu_pinning.machine import DeviceNode, Gpu, MigInstance, Topology
 from gpu_pinning.plan import FencePlan, Limits, SlotKind, SlotPlan
-from gpu_pinning.wishes import SlotWish, Wishes
+from gpu_pinning.wishes import THREAD_COUNTS, SlotWish, Wishes
 
-THREAD_COUNTS = (
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "BLIS_NUM_THREADS",
-    "NUMEXPR_MAX_THREADS",
-    "RAYON_NUM_THREADS",
-    "OPENCV_FOR_THREADS_NUM",
-    "NUMBA_NUM_THREADS",
-    "VECLIB_MAXIMUM_THREADS",
-)
 _HOST_WORK_WEIGHT = 20
 MPS_DIRECTORY = "/tmp/nvidia-mps"
 

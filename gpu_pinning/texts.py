@@ -18,6 +18,7 @@ from gpu_pinning.discover import discover_neighbours
 from gpu_pinning.doctor import DoctorFinding, examine, exit_code, live_findings
 from gpu_pinning.draw import render_diff, render_plan, table
 from gpu_pinning.machine import Topology
+from gpu_pinning.neighbour_seats import CORES_PER_GPU
 from gpu_pinning.observed import ObservedNeighbour, fence_command
 from gpu_pinning.ours import slot_processes, without_slots
 from gpu_pinning.placement import make_plan
@@ -151,31 +152,33 @@ def neighbours_text(
             name += f"-{seen.pid}"  # as of two containers with a network of their own each
         names.add(name)
         if seen.whole_machine:
-            plan = make_plan(machine, _declared(name, seen), (seen,))
+            plan = make_plan(machine, _declared(name, seen, machine), (seen,))
             if plan.neighbours:
                 cpus = cpulist.show(plan.neighbours[0].cpus)
                 lines += ["  Not fenced, so slots beside it are class C. To fence it:"]
                 lines += [f"    {fence_command(cpus, seen, name)}"]
-        lines += ["  For farm.toml:", *(f"    {line}" for line in _toml(name, seen).splitlines())]
+        lines += ["  For farm.toml:", *(f"    {line}" for line in _toml(name, seen, machine).splitlines())]
         parts.append("\n".join(lines))
     return "\n\n".join(parts) + "\n", 0
 
 
-def _toml(name: str, seen: ObservedNeighbour) -> str:
+def _toml(name: str, seen: ObservedNeighbour, machine: Topology) -> str:
     role = "prefill" if seen.role == "prefill" else "decode"
     lines = ["[[neighbours]]", f'name = "{name}"', f'role = "{role}"']
     if seen.gpus:
         lines.append("gpus = [" + ", ".join(f'"{uuid}"' for uuid in seen.gpus) + "]")
     if not seen.whole_machine:
-        lines.append(f'cores = "{cpulist.show(seen.cpus)}"')
+        lines.append(f'cpus = "{cpulist.show(seen.cpus)}"')
     elif not seen.gpus:
-        lines.append("cores = 4")
+        # at most half of the machine, as for a neighbour that names none
+        usable = sum(not machine.allowed_set.isdisjoint(core.cpus) for core in machine.cores)
+        lines.append(f"cores = {max(1, min(CORES_PER_GPU, usable // 2))}")
     lines.append(f'url = "http://127.0.0.1:{seen.port}"')
     return "\n".join(lines)
 
 
-def _declared(name: str, seen: ObservedNeighbour) -> Wishes:
-    return Wishes.parse(_toml(name, seen), "discovered")
+def _declared(name: str, seen: ObservedNeighbour, machine: Topology) -> Wishes:
+    return Wishes.parse(_toml(name, seen, machine), "discovered")
 
 
 def doctor_findings(

@@ -7,13 +7,26 @@ its paths. Unknown fields are refused. Errors come all at once, each with field,
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import tomllib
+from collections.abc import Callable, Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    model_validator,
+)
 
 from gpu_pinning import cpulist
 from gpu_pinning.errors import ConfigError
@@ -24,7 +37,27 @@ Role = Literal["decode", "prefill"]
 Guarantee = Literal["A", "B", "C"]
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
-_FIXED = {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES", "STILLFRAME_SLOT"}
+THREAD_COUNTS = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "NUMEXPR_MAX_THREADS",
+    "RAYON_NUM_THREADS",
+    "OPENCV_FOR_THREADS_NUM",
+    "NUMBA_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+)
+"""Variables by which numeric libraries learn how many threads to start."""
+_FIXED = {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES"}
+_FIXED_HEADS = ("CUDA_MPS_", "STILLFRAME_")
+_MOST_BYTES = 2**63 - 1
+_MOST_CPUS = 65_536
+_MOST_THREADS = 4096
+_MOST_PROCESSES = 1 << 22
+"""The kernel's PID_MAX_LIMIT."""
+_VARIABLE_BYTES = 128 << 10
+"""The kernel's MAX_ARG_STRLEN, for name, value and the zero byte."""
 _NAME = r"[a-z0-9][a-z0-9-]{0,39}"
 
 
@@ -34,7 +67,9 @@ def parse_size(value: object) -> object:
         match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)", value.strip())
         if match is None or match[2].lower() not in _UNITS:
             raise ValueError("write a size in bytes or with a unit, for example '64 GiB'")
-        return int(float(match[1]) * _UNITS[match[2].lower()])
+        return int(Decimal(match[1]) * _UNITS[match[2].lower()])
+    if isinstance(value, bool):
+        raise ValueError("must be a size: bytes, or with a unit, for example '64 GiB'")
     return value
 
 
@@ -44,8 +79,25 @@ def _parse_cores(value: object) -> object:
         if not cpus:
             raise ValueError("is empty; write a number of cores or a list of CPUs such as '0-15'")
         return cpus
-    if isinstance(value, int) and not isinstance(value, bool) and value < 1:
+    if isinstance(value, list | tuple):
+        if not value:
+            raise ValueError("is empty; write a number of cores or a list of CPUs such as '0-15'")
+        return value
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError("must be 1 or more, or a list of CPUs such as '0-15'")
+    return value
+
+
+def _parse_nodes(value: object) -> object:
+    if isinstance(value, str):
+        nodes = cpulist.parse(value)
+        if not nodes:
+            raise ValueError("is empty; write a list of memory nodes such as '0-1'")
+        return nodes
+    if isinstance(value, list) and not value:
+        raise ValueError("is empty; leave it out, or write a list of memory nodes such as '0-1'")
+    if not isinstance(value, list | tuple):
+        raise ValueError("must be a list of memory nodes such as '0-1'")
     return value
 
 
@@ -76,8 +128,31 @@ def _parse_url(value: object) -> object:
     return value
 
 
-Size = Annotated[int, BeforeValidator(parse_size), Field(ge=1)]
-Cores = Annotated[int | tuple[int, ...], BeforeValidator(_parse_cores)]
+def _parse_environment(value: dict[str, str]) -> dict[str, str]:
+    faults = []
+    for name, text in value.items():
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            faults.append(f"{name!r} is no name of a variable: letters, digits and _, no digit first")
+        elif name in THREAD_COUNTS:
+            faults.append(f"sets {name}, which follows the slot's cores: use threads")
+        elif name in _FIXED or name.startswith(_FIXED_HEADS):
+            faults.append(f"sets {name}, which the plan sets: use gpus, mig or mps_percent")
+        elif len(os.fsencode(f"{name}={text}")) >= _VARIABLE_BYTES:
+            faults.append(
+                f"{name} is longer than the {_VARIABLE_BYTES >> 10} KiB that a program can be given"
+            )
+    if faults:
+        raise ValueError("; ".join(faults))
+    return value
+
+
+Flag = Annotated[bool, Field(strict=True)]
+Whole = Annotated[int, Field(strict=True)]
+Size = Annotated[Whole, BeforeValidator(parse_size), Field(ge=1, le=_MOST_BYTES)]
+Cores = Annotated[
+    Annotated[Whole, Field(le=_MOST_CPUS)] | tuple[Whole, ...],
+    BeforeValidator(_parse_cores),
+]
 """A number of physical cores, or the CPUs themselves."""
 GpuName = Annotated[str, BeforeValidator(_parse_gpu)]
 
@@ -89,20 +164,31 @@ class _Strict(BaseModel):
 class PlacementWish(_Strict):
     """``[placement]``"""
 
-    system_cores: Annotated[int, Field(ge=0)] = 0
+    system_cores: Annotated[Whole, Field(ge=0, le=_MOST_CPUS)] = 0
     """Physical cores, lowest first, left to the system."""
     lowest_class: Guarantee = "C"
     """Slots that cannot reach this class beside every neighbour are refused."""
-    move_interrupts: bool = True
+    move_interrupts: Flag = True
     """Plan to move device interrupts off the cores of decode neighbours."""
-    share_cores: bool = False
+    share_cores: Flag = False
     """Slots that find no free core sit on the cores of other slots, never of neighbours: for small
     machines."""
-    copy_rate: Annotated[int, BeforeValidator(parse_size), Field(ge=0)] = 4 << 30
+    copy_rate: Annotated[Whole, BeforeValidator(parse_size), Field(ge=0, le=_MOST_BYTES)] = 4 << 30
     """Bytes per second between a GPU and the host in slots that share a PCIe switch with a decode neighbour;
     0: as fast as it goes."""
     device_fence: Literal["required", "try"] = "try"
     """``required`` refuses to start a slot whose device nodes cannot be fenced."""
+
+
+def _cpus_fault(table: dict[str, Any]) -> tuple[str, str] | None:
+    """What is wrong with how a table names its cores: the field (empty: the whole table) and the fix."""
+    if "cpus" not in table:
+        return None
+    if "cores" in table:
+        return "", "has both cores and cpus; cores counts cores, cpus names CPUs: write one"
+    if not isinstance(table["cpus"], str):
+        return "cpus", "must name CPUs, for example cpus = '0-15'; to count cores write cores = 4"
+    return None
 
 
 class _Seated(_Strict):
@@ -111,16 +197,25 @@ class _Seated(_Strict):
     cores: Cores | None = None
     """A number of whole physical cores, or the CPUs themselves (``cpus = "0-15"`` says the same)."""
 
-    @model_validator(mode="before")
+    _written: str = PrivateAttr("cores")
+
+    @property
+    def cores_field(self) -> str:
+        """Which of the two fields was written: ``cores`` or ``cpus``."""
+        return self._written
+
+    @model_validator(mode="wrap")
     @classmethod
-    def _cpus(cls, data: Any) -> Any:
-        if isinstance(data, dict) and "cpus" in data:
-            if "cores" in data:
-                raise ValueError("has both cores and cpus; cores counts cores, cpus names CPUs: write one")
-            if not isinstance(data["cpus"], str):
-                raise ValueError("cpus names CPUs, for example cpus = '0-15'; to count cores write cores = 4")
-            return {**{key: value for key, value in data.items() if key != "cpus"}, "cores": data["cpus"]}
-        return data
+    def _cpus(cls, data: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        if not isinstance(data, dict) or "cpus" not in data:
+            return handler(data)
+        if fault := _cpus_fault(data):
+            raise ValueError(fault[1])
+        made = handler(
+            {**{key: value for key, value in data.items() if key != "cpus"}, "cores": data["cpus"]}
+        )
+        made._written = "cpus"
+        return made
 
 
 class NeighbourWish(_Seated):
@@ -138,9 +233,9 @@ class NeighbourWish(_Seated):
     url: Annotated[str, BeforeValidator(_parse_url)] | None = None
     """Its OpenAI-style endpoint, ``http://127.0.0.1:8000``."""
     model: str | None = None
-    budget_ms: Annotated[float, Field(gt=0)] | None = None
+    budget_ms: Annotated[float, Field(gt=0, strict=True, allow_inf_nan=False)] | None = None
     """Absolute budget of inter-token latency, in milliseconds."""
-    budget_ratio: Annotated[float, Field(gt=1)] | None = None
+    budget_ratio: Annotated[float, Field(gt=1, strict=True, allow_inf_nan=False)] | None = None
     """Budget relative to the learnt quiet baseline, 1.05 for 5 % over it."""
     command: tuple[str, ...] = ()
     """The server's own command, where the node agent shall start it."""
@@ -163,51 +258,60 @@ class SlotWish(_Seated):
     name: Annotated[str, Field(pattern=f"^{_NAME}$")]
     pools: Annotated[tuple[Pool, ...], Field(min_length=1)]
     """Pools that it serves, first choice first."""
-    count: Annotated[int, Field(ge=1, le=4096)] | Literal["all"] = 1
+    count: Annotated[Whole, Field(ge=1, le=4096)] | Literal["all"] = 1
     """``all``: as many as the machine has room for."""
-    gpus: Annotated[int, Field(ge=0, le=64)] | tuple[GpuName, ...] = 0
+    gpus: Annotated[Whole, Field(ge=0, le=64)] | tuple[GpuName, ...] = 0
     """How many GPUs each slot owns, or which."""
     mig: str | None = None
     """A MIG profile (``1g.10gb``), a MIG UUID, or ``any``."""
-    mps_percent: Annotated[int, Field(ge=1, le=100)] | None = None
+    mps_percent: Annotated[Whole, Field(ge=1, le=100)] | None = None
     """Share of a GPU's multiprocessors under MPS. Class C, and such a slot is drained, never killed."""
     share_with: str | None = None
     """Name of the neighbour whose GPU an MPS or MIG slot may share."""
     memory: Size | None = None
-    memory_nodes: Annotated[tuple[int, ...], BeforeValidator(_parse_cores)] | None = None
+    memory_nodes: Annotated[tuple[Whole, ...], BeforeValidator(_parse_nodes)] | None = None
     """Memory nodes by hand, for example a CPU-less one."""
-    nice: Annotated[int, Field(ge=-20, le=19)] | None = None
+    nice: Annotated[Whole, Field(ge=-20, le=19)] | None = None
     """Default 0 for GPU slots and 10 for CPU slots."""
     ionice: Literal["none", "best-effort", "idle"] | None = None
-    cpu_weight: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    cpu_weight: Annotated[Whole, Field(ge=1, le=10_000)] | None = None
     """Share of contended CPUs. Default, where there is a right to it: 100 for GPU slots, 20 for CPU slots."""
-    processes: Annotated[int, Field(ge=16)] | None = None
+    processes: Annotated[Whole, Field(ge=16, le=_MOST_PROCESSES)] | None = None
     """Most processes and threads."""
     disk_write: Size | None = None
     """Bytes per second to the disk under ``paths.work``."""
     lowest_class: Guarantee | None = None
-    threads: Annotated[int, Field(ge=1)] | None = None
+    threads: Annotated[Whole, Field(ge=1, le=_MOST_THREADS)] | None = None
     """Threads of numeric libraries; default: its cores."""
-    environment: dict[str, str] = {}
+    environment: Annotated[dict[str, str], AfterValidator(_parse_environment)] = {}
     """More variables, set before exec."""
 
     @model_validator(mode="after")
     def _consistent(self) -> SlotWish:
-        if self.mig and self.gpus:
-            raise ValueError("has both gpus and mig; a MIG slot names its instance alone")
-        if self.mps_percent and (not isinstance(self.gpus, tuple) or len(self.gpus) != 1):
-            raise ValueError("mps_percent needs gpus with exactly one GPU named, since MPS shares that GPU")
-        if fixed := sorted(_FIXED & set(self.environment)):
-            raise ValueError(f"environment sets {fixed[0]}, which the plan sets: use gpus or mig")
-        if self.mps_percent and self.mig:
-            raise ValueError("has both mps_percent and mig; choose one")
-        if self.share_with and not (self.mps_percent or self.mig):
-            raise ValueError("share_with needs mps_percent or mig: a GPU is not shared otherwise")
-        if len(set(self.pools)) != len(self.pools):
-            raise ValueError("names a pool twice")
         named = isinstance(self.gpus, tuple) and self.gpus and not self.mps_percent
-        if self.count != 1 and (named or isinstance(self.cores, tuple)):
-            raise ValueError("count over 1 cannot be had with named GPUs or CPUs: write one [[slots]] each")
+        faults = [
+            fault
+            for wrong, fault in (
+                (self.mig and self.gpus, "has both gpus and mig; a MIG slot names its instance alone"),
+                (
+                    self.mps_percent and (not isinstance(self.gpus, tuple) or len(self.gpus) != 1),
+                    "mps_percent needs gpus with exactly one GPU named, since MPS shares that GPU",
+                ),
+                (self.mps_percent and self.mig, "has both mps_percent and mig; choose one"),
+                (
+                    self.share_with and not (self.mps_percent or self.mig),
+                    "share_with needs mps_percent or mig: a GPU is not shared otherwise",
+                ),
+                (len(set(self.pools)) != len(self.pools), "names a pool twice"),
+                (
+                    self.count != 1 and (named or isinstance(self.cores, tuple)),
+                    "count over 1 cannot be had with named GPUs or CPUs: write one [[slots]] each",
+                ),
+            )
+            if wrong
+        ]
+        if faults:
+            raise ValueError("; ".join(faults))
         return self
 
 
@@ -234,7 +338,7 @@ class Wishes(_Strict):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")] | None = None
     """The node's name; default: the host's."""
     labels: dict[str, str] = {}
-    preemptible: bool = False
+    preemptible: Flag = False
     """A machine that may be taken away at short notice; it does not count towards reserved floors."""
     placement: PlacementWish = PlacementWish()
     neighbours: tuple[NeighbourWish, ...] = ()
@@ -286,10 +390,45 @@ class Wishes(_Strict):
             data = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
             raise ConfigError(source, [("TOML", _line_of(error, text), str(error))]) from None
+        problems = [*_zero_bytes(data), *_take_out_bad_cpus(data)]
         try:
-            return cls.model_validate(data)
+            made = cls.model_validate(data)
         except ValidationError as error:
-            raise ConfigError(source, _problems(error, data)) from None
+            problems += _problems(error, data)
+        if problems:
+            raise ConfigError(source, problems)
+        return made
+
+
+def _zero_bytes(value: object, field: str = "") -> Iterator[tuple[str, object, str]]:
+    """Text with a zero byte, which neither programs nor databases take."""
+    if isinstance(value, str) and "\0" in value:
+        yield field, value, "holds a zero byte; remove it"
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            inner = f"{field}.{key}".lstrip(".")
+            if "\0" in key:
+                yield inner, key, "has a zero byte in its name; remove it"
+            yield from _zero_bytes(each, inner)
+    elif isinstance(value, list):
+        for number, each in enumerate(value):
+            yield from _zero_bytes(each, f"{field}[{number}]")
+
+
+def _take_out_bad_cpus(data: dict[str, Any]) -> list[tuple[str, object, str]]:
+    """Faults in how slots and neighbours name their cores. They are taken out, so that the rest is looked at
+    too."""
+    found: list[tuple[str, object, str]] = []
+    for kind in ("neighbours", "slots"):
+        tables = data.get(kind)
+        for number, table in enumerate(tables if isinstance(tables, list) else ()):
+            if isinstance(table, dict) and (fault := _cpus_fault(table)):
+                field = f"{kind}[{number}]"
+                value = table["cpus"] if fault[0] else table.get("name", "…")
+                found.append((f"{field}.{fault[0]}".rstrip("."), value, fault[1]))
+                del table["cpus"]
+                table.setdefault("cores", 1)
+    return found
 
 
 def _numbered(many: SlotWish, other: SlotWish) -> bool:
@@ -327,7 +466,7 @@ def _problems(error: ValidationError, data: dict[str, Any]) -> list[tuple[str, o
         elif item["type"] == "missing":
             fix = "is missing; add it"
         else:
-            fix = item["msg"].removeprefix("Value error, ")
+            fix = _plain(item["type"], item.get("ctx", {}), item["msg"], path)
         value = _value_at(data, path)
         if (
             path
@@ -338,8 +477,46 @@ def _problems(error: ValidationError, data: dict[str, Any]) -> list[tuple[str, o
             field, value = field.removesuffix("cores") + "cpus", owner["cpus"]
         if field not in found or item["type"] == "value_error":
             found[field] = (field, value, fix)
+        elif fix not in found[field][2]:
+            # what may be of several types
+            found[field] = (field, value, f"{found[field][2]}, or {fix.removeprefix('must be ')}")
     # Of a union, the member that got deepest into the value is the one that was meant.
     return [p for f, p in found.items() if not any(o != f and o.startswith(f + "[") for o in found)]
+
+
+_TEXTS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "greater_than_equal": lambda ctx: f"must be {ctx['ge']} or more",
+    "less_than_equal": lambda ctx: f"must be {ctx['le']} or less",
+    "greater_than": lambda ctx: f"must be more than {ctx['gt']:g}",
+    "finite_number": lambda ctx: "must be a finite number",
+    "literal_error": lambda ctx: f"must be {ctx['expected']}",
+    "too_short": lambda ctx: "must not be empty",
+    "string_type": lambda ctx: "must be text in quotes",
+}
+
+
+def _plain(kind: str, ctx: dict[str, Any], text: str, path: list[int | str]) -> str:
+    """What a field must be, in words of farm.toml and not of the program that reads it."""
+    if kind in _TEXTS:
+        return _TEXTS[kind](ctx)
+    if kind == "string_pattern_mismatch":
+        if path == ["name"]:
+            return "must be letters, digits, dots, dashes and underscores, 63 at most, the first no mark"
+        return "must be small letters, digits and dashes, 40 at most, the first no dash"
+    if kind.startswith("int"):
+        return "must be a whole number"
+    if kind.startswith("float"):
+        return "must be a number"
+    if kind.startswith("bool"):
+        return "must be true or false, without quotes"
+    if kind in ("tuple_type", "list_type"):
+        tables = len(path) == 1 and path[0] in ("slots", "neighbours")
+        return f"must be tables, each begun by [[{path[0]}]]" if tables else "must be a list in brackets"
+    if kind in ("dict_type", "model_type", "model_attributes_type"):
+        head = ".".join(str(part) for part in path if isinstance(part, str))
+        many = any(isinstance(part, int) for part in path)
+        return f"must be a table, begun by [[{head}]]" if many else f"must be a table, begun by [{head}]"
+    return text.removeprefix("Value error, ")
 
 
 def _line_of(error: tomllib.TOMLDecodeError, text: str) -> str:

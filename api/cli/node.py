@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import pwd
+import re
 import signal
 import sys
 from pathlib import Path
@@ -80,6 +82,8 @@ def install(
     """Write a systemd unit that gives the node agent its rights by delegation."""
     from gpu_pinning import texts
 
+    if user is not None:
+        _refuse_unknown_user(user)
     with pinning_errors():
         text, _ = texts.unit_text(config, user=user)
     if show:
@@ -94,6 +98,20 @@ def install(
     typer.echo(
         f"{target} written. Now: systemctl daemon-reload && systemctl enable --now {target.name}", err=True
     )
+
+
+def _refuse_unknown_user(user: str) -> None:
+    """A unit of a user that is not there would fail at each start."""
+    if user.startswith("-"):
+        raise typer.BadParameter(f"--user takes the name of a user, and {user!r} is an option")
+    try:
+        pwd.getpwnam(user)
+    except KeyError:
+        raise typer.BadParameter(
+            f"--user: no user is called {user!r} on this machine; make one first: useradd --system {user}"
+            if re.fullmatch(r"[a-z_][a-z0-9_-]{0,31}", user)
+            else f"--user: no user is called {user!r} on this machine"
+        ) from None
 
 
 @app.command()

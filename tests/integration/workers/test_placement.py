@@ -200,8 +200,8 @@ def test_a_bad_farm_toml_changes_nothing(pair: PlacedFarm, two_cpus: list[int]) 
         before = {name: pair.wait_slot(name).pid for name in "ab"}
         for text, reason in (
             ("[[slots]]\nname = 'x'\npools = ['reender']\n", "reender"),
-            ('[[neighbours]]\nname = "d"\ncpus = "4000"\n', "neighbours.d.cores: CPUs 4000 are not"),
-            (one_each(two_cpus[0], 4000), "slots.b.cores: CPUs 4000 are not"),
+            ('[[neighbours]]\nname = "d"\ncpus = "4000"\n', "neighbours.d.cpus: CPUs 4000 are not"),
+            (one_each(two_cpus[0], 4000), "slots.b.cpus: CPUs 4000 are not"),
             ('[paths]\nwork = "/elsewhere"\n' + one_each(*two_cpus), "restart it to change this"),
         ):
             pair.apply(text)

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pinning import cpulist, topology
+from gpu_pinning import cpulist, texts, topology
 from gpu_pinning.discover import discover_neighbours
+from gpu_pinning.observed import ObservedNeighbour
 from gpu_pinning.texts import neighbours_text
 from gpu_pinning.wishes import Wishes
 from tests.unit.gpu_pinning.trees import put, recorded
@@ -135,3 +136,27 @@ def test_a_real_process_that_looks_like_a_server(held: bool, tmp_path: Path) -> 
     deadline = time.monotonic() + 10
     while any(s.pid == child.pid for s in discover_neighbours(machine)):
         assert time.monotonic() < deadline
+
+
+@pytest.mark.parametrize(("cores", "wanted"), [(1, 1), (2, 1), (6, 3), (9, 4)])
+def test_the_lines_that_declare_a_server_leave_cores_to_slots(
+    cores: int, wanted: int, tmp_path: Path
+) -> None:
+    machine = recorded("workstation")
+    kept = machine.cores[:cores]
+    machine = machine.model_copy(
+        update={
+            "cores": kept,
+            "gpus": (),
+            "allowed_cpus": tuple(sorted(cpu for core in kept for cpu in core.cpus)),
+        }
+    )
+    everywhere = ObservedNeighbour(
+        kind="vllm", pid=7, pids=(7,), model=None, role="both", port=8000, gpus=(),
+        cpus=machine.allowed_cpus, whole_machine=True,
+    )  # fmt: skip
+    assert f"\ncores = {wanted}\n" in texts._toml("n", everywhere, machine)
+    held = everywhere.model_copy(update={"cpus": (0,), "whole_machine": False})
+    text = texts._toml("n", held, machine)
+    assert '\ncpus = "0"\n' in text
+    assert Wishes.parse(text).neighbours[0].cores == (0,)

@@ -433,7 +433,7 @@ MIG_3G = "MIG-424874fb-7239-5747-8665-bcd3a3d42419"
     [
         ("pcie-4gpu", 'gpus = ["01:00.0"]\ncores = 900', "cores", "wants 900 cores and 32 are free"),
         ("pcie-4gpu", 'gpus = ["GPU-dead"]', "gpus", "fits no GPU"),
-        ("pcie-4gpu", 'gpus = ["01:00.0"]\ncpus = "64-67"', "cores", "CPUs 64-67 are not this machine's"),
+        ("pcie-4gpu", 'gpus = ["01:00.0"]\ncpus = "64-67"', "cpus", "CPUs 64-67 are not this machine's"),
         ("mig-box", 'mig = ["MIG-dead"]', "mig", "no MIG instance MIG-dead"),
         ("mig-box", f'mig = ["{MIG_3G}", "{MIG_3G}"]', "mig", "named twice"),
     ],

@@ -28,11 +28,43 @@ def test_host_work_weighs_less_than_slots_that_feed_a_gpu() -> None:
     assert plan.slot("gpu").limits.cpu_weight == 100
 
 
-def test_without_a_right_the_usual_weight_is_not_planned_and_a_wished_one_is() -> None:
+def test_without_a_right_the_usual_weight_is_not_planned_and_a_wished_one_is_refused() -> None:
     _, plan = plan_on("one_h200")
     assert plan.slot("cpu").limits.cpu_weight is None
     _, plan = plan_on("one_h200", "cpu_weight = 7")
-    assert plan.slot("cpu").limits.cpu_weight == 7
+    assert [slot.name for slot in plan.slots] == ["gpu"]
+    assert [refusal.wish for refusal in plan.refusals] == ["slots.cpu.cpu_weight"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "controller"),
+    [
+        ("memory", '"1 GiB"', "memory"),
+        ("processes", "100", "pids"),
+        ("cpu_weight", "7", "cpu"),
+        ("disk_write", '"1 MiB"', "io"),
+    ],
+)
+def test_a_limit_is_planned_where_there_is_a_right_and_refused_where_there_is_none(
+    field: str, value: str, controller: str
+) -> None:
+    # an ordinary user's node, or one whose cgroups are mounted read-only
+    machine = Topology.load(RECORDED / "hgx-8gpu.json")
+    cgroups = tuple(
+        right.model_copy(update={"granted": False, "reason": "Read-only file system"})
+        if right.controller == controller
+        else right
+        for right in machine.cgroups
+    )
+    bare = machine.model_copy(update={"cgroups": cgroups})
+    text = f'[paths]\nwork = "/w"\n[[slots]]\nname = "a"\npools = ["render"]\n{field} = {value}\n'
+    assert [slot.name for slot in make_plan(machine, Wishes.parse(text)).slots] == ["a"]
+    plan = make_plan(bare, Wishes.parse(text))
+    assert plan.slots == ()
+    (refusal,) = plan.refusals
+    assert refusal.wish == f"slots.a.{field}"
+    assert f"controller {controller} (Read-only file system)" in refusal.reason
+    assert "farm node install" in refusal.fix and f"leave {field} out" in refusal.fix
 
 
 @pytest.mark.parametrize("weight", [0, 10_001])
@@ -50,7 +82,7 @@ def granted(tmp_path: Path, controllers: tuple[str, ...]) -> tuple[CgroupRight, 
 
 
 def fence_of(tmp_path: Path, controllers: tuple[str, ...]) -> Fence:
-    machine, plan = plan_on("one_h200", "cpu_weight = 7")
+    machine, plan = plan_on("virtual-machine", "cpu_weight = 7")
     base = tmp_path / "group"
     base.mkdir()
     machine = machine.model_copy(update={"cgroups": granted(base, controllers)})

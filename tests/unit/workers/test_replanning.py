@@ -30,9 +30,9 @@ def seating(text: str, machine: str = "laptop") -> Seating:
 @pytest.mark.parametrize(
     ("text", "pointer", "reason"),
     [
-        ('[[neighbours]]\nname = "d"\ncpus = "90-91"\n', "/neighbours/d/cores", "CPUs 90-91 are not"),
+        ('[[neighbours]]\nname = "d"\ncpus = "90-91"\n', "/neighbours/d/cpus", "CPUs 90-91 are not"),
         ('[[neighbours]]\nname = "d"\ngpus = ["01:00.0"]\n', "/neighbours/d/gpus", "fits no GPU"),
-        (SLOT.format("a", "90"), "/slots/a/cores", "CPUs 90 are not this machine's"),
+        (SLOT.format("a", "90"), "/slots/a/cpus", "CPUs 90 are not this machine's"),
         ("[placement]\nsystem_cores = 99\n", "/slots", "no slot has a place"),
     ],
 )
@@ -48,7 +48,7 @@ def test_a_node_starts_with_the_slots_that_have_a_place() -> None:
     text = SLOT.format("a", "0-3") + SLOT.format("b", "90")
     refuse_impossible(seating(text))
     # but a running node is not changed to one that lacks a slot, unless it lacks it already
-    with pytest.raises(InvalidInput, match=r"slots\.b\.cores"):
+    with pytest.raises(InvalidInput, match=r"slots\.b\.cpus"):
         refuse_impossible(seating(text), seating(LEFT).plan)
     refuse_impossible(seating(text), seating(text).plan)
 
@@ -98,11 +98,11 @@ def test_what_may_change_comes_back(reread: Reread) -> None:
         ("name = ", "TOML"),
         (LEFT.replace('"n"', '"m"'), "/name: 'm': the agent that runs has 'n'; restart it"),
         (LEFT + '[paths]\nwork = "/fast"\n', "/paths/work: '/fast': the agent that runs has None"),
-        (LEFT + '[[neighbours]]\nname = "d"\ncpus = "90"\n', "neighbours.d.cores: CPUs 90 are not"),
-        (LEFT + SLOT.format("b", "0-3"), "slots.b.cores: CPUs 0-3 are taken"),
+        (LEFT + '[[neighbours]]\nname = "d"\ncpus = "90"\n', "neighbours.d.cpus: CPUs 90 are not"),
+        (LEFT + SLOT.format("b", "0-3"), "slots.b.cpus: CPUs 0-3 are taken"),
         (
             LEFT + '[[neighbours]]\nname = "d"\ncpus = "0-3"\n',
-            "slots.a.cores: CPUs 0-3 are taken by a neighbour",
+            "slots.a.cpus: CPUs 0-3 are taken by a neighbour",
         ),
     ],
 )

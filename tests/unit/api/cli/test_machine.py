@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -128,10 +129,24 @@ def test_discover_lists_as_json() -> None:
     assert isinstance(json.loads(text), list)
 
 
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("--user", "--print"), "'--print' is an option"),
+        (("--user", "nobody-of-this-name"), "useradd --system nobody-of-this-name"),
+        (("--user", "a b"), "no user is called 'a b'"),
+    ],
+)
+def test_node_install_refuses_a_user_that_is_not_there(words: tuple[str, ...], reason: str) -> None:
+    code, text, told = farm("node", "install", *words)
+    assert (code, text) == (2, "")
+    assert reason in " ".join(re.sub("[│╭╮╰╯─]", " ", told).split())
+
+
 def test_node_install_prints_or_writes_the_unit(tmp_path: Path) -> None:
-    code, text, _ = farm("node", "install", "--print", "--user", "render")
+    code, text, _ = farm("node", "install", "--print", "--user", "nobody")
     assert code == 0
-    assert "User=render" in text
+    assert "User=nobody" in text
     code, _, told = farm("node", "install", "--write", str(tmp_path))
     assert code == 0
     assert "systemctl daemon-reload" in told
