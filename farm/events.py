@@ -24,9 +24,9 @@ from farm.db.tables import events
 
 TYPES = (
     "job.submitted", "job.state", "job.changed", "job.deleted", "step.state", "step.expanded", "task.state",
-    "frame.published", "frame.current", "artifact.published", "attempt.started", "attempt.ended",
-    "slot.state", "slot.audit", "node.state", "node.plan", "buffer.waiting", "buffer.orphaned",
-    "guard.climb", "guard.let_go", "guard.not_us", "guard.telemetry_lost", "audit",
+    "task.split", "frame.published", "frame.current", "artifact.published", "attempt.started",
+    "attempt.ended", "slot.state", "slot.audit", "node.state", "node.plan", "buffer.waiting",
+    "buffer.orphaned", "guard.climb", "guard.let_go", "guard.not_us", "guard.telemetry_lost", "audit",
 )  # fmt: skip
 
 

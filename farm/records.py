@@ -130,12 +130,21 @@ class Cost:
 
 
 @dataclass(slots=True)
+class Split:
+    """Why an attempt ended before its chunk: seconds that its last frame took, and that a chunk should."""
+
+    frame_s: float
+    target_s: float
+
+
+@dataclass(slots=True)
 class AttemptReport:
     """How an attempt ended; durable in the node's spool until the database has answered.
 
     ``charged`` says whether a failed or lost attempt spends a retry. ``permanent`` fails the task at once.
     ``result`` is what the step found (a preflight), kept on the task and given to deferred expansion.
-    ``checkpoint`` is the SHA-256 of what a parked attempt resumes from.
+    ``checkpoint`` is the SHA-256 of what a parked attempt resumes from. ``split``, of an attempt that is
+    done, says that the frames that it has not made go on as new tasks, and how they are cut.
     """
 
     task_id: str
@@ -147,6 +156,7 @@ class AttemptReport:
     artifacts: list[ArtifactRecord] = field(default_factory=list)
     result: dict[str, Any] | None = None
     checkpoint: str | None = None
+    split: Split | None = None
     charged: bool = True
     permanent: bool = False
     killed_slot: bool = False

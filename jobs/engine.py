@@ -113,6 +113,15 @@ class Host(Protocol):
         :class:`farm.errors.UnverifiedFrame`, or :class:`~farm.errors.OutOfSpace`.
         """
 
+    def hand_on(self, frame_s: float, left: int, target_s: float) -> bool:
+        """Whether to begin no further frame, because the rest of the task is to go on as tasks of its own.
+
+        An engine that can end at a frame's boundary asks after each frame: it says how long the frame took,
+        how many it has not begun, and how long a task should last, in seconds. Once the answer is True it
+        finishes and publishes what it has begun, and returns; the frames that it leaves are no fault then.
+        An engine that never asks is left alone.
+        """
+
     def publish_artifact(
         self, name: str, path: Path, media_type: str, meta: Mapping[str, Any] | None = None
     ) -> str:
@@ -176,7 +185,7 @@ class Engine(Protocol):
         """Prepare for tasks of this kind: probe the device, start a child. Called before the first task."""
 
     def run(self, task: TaskContext, host: Host) -> None:
-        """Do the task; return when all its frames or artifacts are published.
+        """Do the task; return when all its frames or artifacts are published, or once they are handed on.
 
         Raises a :class:`farm.errors.TaskError`; any other exception is reported as a failed attempt.
         """

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 
 from farm import ledger
+from farm.chunks import runs_over
 from farm.errors import (
     FencedOff,
     InvalidInput,
@@ -25,7 +26,7 @@ from farm.errors import (
 )
 from farm.frame_range import FrameRange
 from farm.lifecycle.checkpoint import Owner, save_checkpoint
-from farm.records import ArtifactRecord, ClaimedTask, FrameFileRecord, FrameRecord
+from farm.records import ArtifactRecord, ClaimedTask, FrameFileRecord, FrameRecord, Split
 from jobs.engine import Log, Medium, Phase, StoredArtifact, StoredFrame, TaskContext
 from workers import repository
 from workers.asset_folder import AssetFolder
@@ -77,6 +78,10 @@ class SlotHost:
         self.artifacts: list[ArtifactRecord] = []
         self.checkpoint = task.checkpoint
         self.peak_vram: int | None = None
+        self.split: Split | None = None
+        """How to cut the frames that this attempt leaves to others."""
+        self._frame_times: list[float] = []
+        self._held_before = 0.0
 
     # --- for the runner ------------------------------------------------------------------------------
 
@@ -174,6 +179,22 @@ class SlotHost:
         if self.missing_frames() and (full := self._bench.disks.short()):
             # this frame is safe; the next ones wait until there is room
             raise OutOfSpace(full)
+
+    def hand_on(self, frame_s: float, left: int, target_s: float) -> bool:
+        """Whether to leave the frames not begun to others; see :meth:`jobs.engine.Host.hand_on`."""
+        # a frame that stood still while the farm held the task is not slow
+        held = self._clock.held_s()
+        frame_s = max(0.0, frame_s - (held - self._held_before))
+        self._held_before = held
+        self._frame_times.append(frame_s)
+        if self.split is None and runs_over(self._frame_times, left, target_s):
+            self.split = Split(frame_s, target_s)
+            self.log.write(
+                f"a frame took {frame_s:.1f} s, so the {left} frames not begun would take "
+                f"{frame_s * left:.0f} s where a task should take about {target_s:g} s: "
+                "they go on as tasks of their own"
+            )
+        return self.split is not None
 
     def publish_artifact(
         self, name: str, path: Path, media_type: str, meta: Mapping[str, Any] | None = None

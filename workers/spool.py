@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from farm.records import ArtifactRecord, AttemptReport, Cost, FrameFileRecord, FrameRecord, TimeSplit
+from farm.records import ArtifactRecord, AttemptReport, Cost, FrameFileRecord, FrameRecord, Split, TimeSplit
 from farm.states import AttemptState
 
 _COMPACT_ABOVE = 1 << 20
@@ -154,6 +154,7 @@ def report_from_json(data: dict[str, Any]) -> AttemptReport:
             "state": AttemptState(data["state"]),
             "frames": [frame_from_json(frame) for frame in data["frames"]],
             "artifacts": [ArtifactRecord(**artifact) for artifact in data["artifacts"]],
+            "split": Split(**data["split"]) if data.get("split") else None,
             "times": TimeSplit(**data["times"]),
             "cost": Cost(**data["cost"]),
         }

@@ -20,10 +20,11 @@ from farm.errors import FarmError
 from farm.lifecycle.attempt_rows import FENCED, close_attempts, put_artifacts, spend
 from farm.lifecycle.counters import Moves
 from farm.lifecycle.locks import lock_jobs
-from farm.lifecycle.outcomes import Closing, conclude
+from farm.lifecycle.outcomes import Closing, conclude, leaves_rest
 from farm.lifecycle.publish import missing_frames, put_frames
 from farm.lifecycle.release import settle
 from farm.lifecycle.slot_rows import idle_slots, lock_slots
+from farm.lifecycle.splitting import split_off
 from farm.lifecycle.task_rows import TaskRow, read_tasks, write_tasks
 from farm.plan import StepPlan
 from farm.records import AttemptReport, FinishVerdict
@@ -59,6 +60,7 @@ def finish_many(
     """Record how the attempts of a ticket ended, in one transaction; a verdict for each, in order.
 
     A task is done only if all its frames are published; a report that says otherwise counts as failed.
+    One with a ``split`` leaves the frames that are not published to new tasks, which are made here.
     ``expander`` makes the tasks of deferred steps when their cause is done; it may be None where no step is
     deferred. Raises :class:`ValueError` for a report of an attempt that still runs.
     """
@@ -144,12 +146,19 @@ def _count(
         task = rows[report.task_id]
         lacking = missing.get(task.id, 0)
         closings.append(conclude(task, report, now, config, lacking))
-    expansions = _plan_deferred(conn, by_step, rows, closings, expander, now, config)
+    split = [r for r in reports if leaves_rest(rows[r.task_id], r, missing.get(r.task_id, 0))]
+    split = [r for r in split if rows[r.task_id].state == TaskState.DONE]
+    # a step that gets new tasks is not done yet
+    grown = {rows[r.task_id].step_id for r in split}
+    whole = {step_id: step_reports for step_id, step_reports in by_step.items() if step_id not in grown}
+    expansions = _plan_deferred(conn, whole, rows, closings, expander, now, config)
     written = write_tasks(conn, Actor.ATTEMPT, [rows[r.task_id] for r in reports], moves)
     close_attempts(conn, closings)
     done = [row for row in written if row.state == TaskState.DONE]
     put_artifacts(conn, [(r, rows[r.task_id]) for r in reports if rows[r.task_id].state == TaskState.DONE])
     _measure(by_step, rows, moves, took)
+    for report in split:
+        split_off(conn, rows[report.task_id], report, moves)
     _tell(conn, by_step, rows, closings, slot)
     ended = [row for row in written if row.state in (TaskState.FAILED, TaskState.CANCELLED)]
     settle(

@@ -8,6 +8,7 @@ free a few times, then they count. A wish to cancel that was made meanwhile wins
 from __future__ import annotations
 
 from farm.db.rows import clean_json, clean_text
+from farm.frame_range import FrameRange
 from farm.lifecycle.task_rows import TaskRow
 from farm.records import AttemptReport
 from farm.settings import Settings
@@ -17,16 +18,31 @@ Closing = tuple[AttemptReport, AttemptState, str | None, str | None]
 """How an attempt's row is closed: its report, state, error type and error."""
 
 
+def leaves_rest(task: TaskRow, report: AttemptReport, lacking: int) -> bool:
+    """Whether the attempt ended well before its chunk did: frames are published, ``lacking`` more are not."""
+    return (
+        report.state == AttemptState.DONE
+        and report.split is not None
+        and task.frames is not None
+        and 0 < lacking < len(FrameRange.parse(task.frames))
+    )
+
+
 def conclude(task: TaskRow, report: AttemptReport, now: float, config: Settings, lacking: int) -> Closing:
     """Move the task (in memory) as its counted report says; how to close the attempt.
 
-    ``lacking`` is the number of its frames that are not published.
+    ``lacking`` is the number of its frames that are not published; where it leaves them to others
+    (:func:`leaves_rest`) a task that becomes done is to be split.
     """
     state, kind = report.state, report.error_type
     error = clean_text(report.error)[:20_000] if report.error else None
     cancelled = task.cancel_requested or task.wish == "cancel"
     if report.checkpoint is not None:
         task.checkpoint = report.checkpoint
+    if leaves_rest(task, report, lacking):
+        lacking = 0
+        # else nobody wants the rest any more
+        state = AttemptState.CANCELLED if cancelled else state
     if state == AttemptState.DONE and lacking:
         state, kind = AttemptState.FAILED, "frames-missing"
         error = f"the attempt ended well, but {lacking} of its frames were never published"

@@ -32,10 +32,12 @@ def render_frames(
     host: Host,
     timeout_s: float,
     request: Mapping[str, Any],
+    target_s: float | None = None,
 ) -> list[float]:
     """Render ``numbers`` in order and publish each; the seconds that the child took for each frame.
 
-    ``request`` is what every frame's request holds.
+    ``request`` is what every frame's request holds. ``target_s`` are the seconds that a task should last:
+    where slow frames take it far beyond, those not asked for yet are handed on. None: never.
 
     Raises what the child's errors become, and :class:`farm.errors.ParkRequested` once the frame in work is
     published or has run out of patience.
@@ -46,6 +48,7 @@ def render_frames(
         clock = Clock(timeout_s)
         park: ParkRequested | None = None
         asked = 0
+        ending = False
 
         def ask(up_to: int) -> None:
             nonlocal asked
@@ -65,13 +68,18 @@ def render_frames(
                 if answer is None:
                     raise
             clock = Clock(timeout_s)
-            if park is None:
-                ask(index + (3 if float(answer["seconds"]) < QUICK_FRAME_S else 2))
-            times.append(float(answer["seconds"]))
+            seconds = float(answer["seconds"])
+            if park is None and target_s is not None:
+                ending = host.hand_on(seconds, len(numbers) - asked, target_s)
+            if park is None and not ending:
+                ask(index + (3 if seconds < QUICK_FRAME_S else 2))
+            times.append(seconds)
             publish_frame(held, answer, number, host)
             host.progress((index + 1) / len(numbers), f"frame {number}, {width}x{height}")
             if park is not None:
                 raise park
+            if index + 1 == asked:
+                break
     return times
 
 

@@ -25,6 +25,8 @@ Variant = Literal[
     "cuda_ad_spectral",
 ]
 MITSUBA_SUFFIXES: Final = (".xml", ".obj", ".ply", ".glb")
+LOAD_SHARE: Final = 0.05
+"""A chunk is long enough that loading the scene, where a slot has to, takes at most this share of it."""
 BLENDER_SUFFIXES: Final = (
     ".blend", ".glb", ".gltf", ".obj", ".ply", ".usd", ".usda", ".usdc", ".usdz",
 )  # fmt: skip
@@ -281,6 +283,10 @@ class Spec(Model):
     def frame_range(self) -> FrameRange:
         """The frame numbers, where the job says them (Mitsuba always does)."""
         return FrameRange.parse(self.frames or "1")
+
+    def chunk_target(self, load_s: float) -> float | None:
+        """Seconds that a task should last where loading takes ``load_s``; None: ``chunk_frames`` rules."""
+        return None if self.chunk_frames else max(self.chunk_seconds, load_s / LOAD_SHARE)
 
     def film_output(self) -> str:
         """Name of the output that the film is made of; empty where none shows the beauty."""

@@ -123,7 +123,8 @@ class BlenderDriver:
         # within a task as between tasks: first and last frame before the rest
         rest = [number for number in task.frames or () if number not in taken]
         rest.sort(key=lambda number: ahead.index(number) if number in ahead else len(ahead))
-        times = render_frames(held, rest, task, host, spec.frame_timeout_s, request)
+        target_s = spec.chunk_target(float(held.facts["load_s"]))
+        times = render_frames(held, rest, task, host, spec.frame_timeout_s, request, target_s)
         host.result(
             {"device": _device(held), "frame_s": round(sum(times) / len(times), 4) if times else None}
         )

@@ -7,10 +7,10 @@ huge still goes ``preflight``, ``parts``, ``merge`` instead. Pure: no files, no 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from farm import chunks
 from farm.errors import FieldFault, InvalidSpec
 from farm.frame_range import FrameRange
 from farm.plan import DependencyPlan, JobPlan, OutputDecl, StepPlan, TaskPlan
@@ -20,14 +20,8 @@ from jobs.kind import ExpandContext
 from jobs.render.outputs import DATA, LINEAR, ExrOutput, declare
 from jobs.render.spec import Spec
 
-MAX_CHUNK: Final = 1000
-LOAD_SHARE: Final = 0.05
-"""A chunk is long enough that loading the scene, where a slot has to, takes at most this share of it."""
-SLOW_FRAME_S: Final = 60.0
-"""A frame that takes longer than this travels alone: a lost slot then costs one frame."""
 PART_NAME: Final = "part.exr"
 _SHOWN: Final = 4
-_SMALLEST_FRAME_S: Final = 0.02
 
 
 def steps(spec: Spec, key: str) -> JobPlan:
@@ -158,13 +152,8 @@ def chunk_size(spec: Spec, frame_s: float, load_s: float) -> int:
 
     Long enough for the target time and to make loading a small share, but a slow frame travels alone.
     """
-    if spec.chunk_frames:
-        return spec.chunk_frames
-    frame_s = max(frame_s, _SMALLEST_FRAME_S)
-    if frame_s >= SLOW_FRAME_S:
-        return 1
-    wanted = max(spec.chunk_seconds, load_s / LOAD_SHARE)
-    return max(1, min(MAX_CHUNK, math.ceil(wanted / frame_s)))
+    target_s = spec.chunk_target(load_s)
+    return spec.chunk_frames if spec.chunk_frames else chunks.chunk_size(frame_s, target_s or 0.0)
 
 
 def _chunks(spec: Spec, frames: FrameRange, found: Mapping[str, Any]) -> Iterator[TaskPlan]:

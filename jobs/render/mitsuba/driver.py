@@ -67,14 +67,18 @@ class MitsubaDriver:
 
     def work(self, held: Held, spec: Spec, task: TaskContext, host: Host) -> None:
         """Render the frames; the result tells the exact camera of every frame of the chunk."""
-        render_frames(held, list(task.frames or ()), task, host, spec.frame_timeout_s, {})
+        target_s = spec.chunk_target(float(held.facts["load_s"]))
+        numbers = list(task.frames or ())
+        times = render_frames(held, numbers, task, host, spec.frame_timeout_s, {}, target_s)
         with host.phase("work"):
-            host.result(_found(held, task, host))
+            host.result(_found(held, task, numbers[len(times) :], host))
 
 
-def _found(held: Held, task: TaskContext, host: Host) -> dict[str, Any]:
+def _found(held: Held, task: TaskContext, left: list[int], host: Host) -> dict[str, Any]:
+    """The cameras of the chunk; those of frames that are ``left`` to other tasks are told by these."""
     chunk = task.payload.get("frames")
     wanted = list(FrameRange.parse(str(chunk))) if chunk else list(task.frames or ())
+    wanted = [number for number in wanted if number not in left]
     held.ask("poses", numbers=wanted)
     answer = held.wait(("poses",), "reading the cameras", Clock(60.0), host)
     return {"convention": "opengl", "cameras": answer["cameras"], "device": held.facts}

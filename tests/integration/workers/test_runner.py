@@ -20,6 +20,7 @@ from farm.records import Ticket, TicketEntry
 from farm.why import why
 from tests.integration.workers.shop import Shop, make_shop  # noqa: F401  a fixture
 from tests.kinds.probe.engine import png
+from workers.control import Command
 from workers.disks import FULL_PREFIX, Disks
 from workers.spool import read_unanswered
 
@@ -378,3 +379,47 @@ def test_an_attempt_that_is_over_its_budget_on_a_disk_with_room_is_charged(shop:
     [task] = shop.tasks(job)
     assert (task.state, task.charged) == ("failed", 1)
     assert shop.rows(t.slots)[0].state == "idle"
+
+
+def test_slow_frames_late_in_a_chunk_are_split_off_and_made_by_tasks_of_their_own(shop: Shop) -> None:
+    """Frames 1-3 take no time, frame 4 takes 0.6 s where a whole task should take 0.5 s; 5-7 are left."""
+    do = {"slow": {4: 0.6}, "chunk_s": 0.5}
+    job = shop.submit({"frames": 7, "do": do, "max_retries": 0}, {"name": "film", "after": ["probe"]})
+    shop.run(job)
+    tasks = shop.tasks(job)
+    assert [(task.frames, task.state, task.charged) for task in tasks] == [
+        ("1-4", "done", 0), ("5", "ready", 0), ("6", "ready", 0), ("7", "ready", 0),
+    ]  # fmt: skip
+    assert shop.said(tasks[0].id) == ["begin", *(f"frame {n}" for n in (1, 2, 3, 4)), "handed on", "end"]
+    log = read_range(shop.bench.settings.logs, shop.attempt(tasks[0].id).id).text()
+    assert "the 3 frames not begun would take" in log
+    assert [task.state for task in shop.tasks(job, "film")] == ["blocked"]
+    assert not read_unanswered(Path(shop.bench.identity.spool))
+    shop.run(job)
+    assert [task.state for task in shop.tasks(job)] == ["done"] * 4
+    assert [shop.said(task.id)[1:-1] for task in tasks[1:]] == [["frame 5"], ["frame 6"], ["frame 7"]]
+    published = [(row.number, row.task_id) for row in shop.rows(t.frames) if row.state == "published"]
+    assert sorted(published) == [
+        *((number, tasks[0].id) for number in (1, 2, 3, 4)),
+        *((number, tasks[number - 4].id) for number in (5, 6, 7)),
+    ]
+    assert [task.state for task in shop.tasks(job, "film")] == ["ready"]
+
+
+def test_a_frame_that_stood_still_while_the_farm_held_it_is_not_slow(shop: Shop) -> None:
+    """Two frames like the second would take 2.8 s, twice the task's 0.7 s are 1.4 s; but 1.2 s it stood."""
+    job = shop.submit({"frames": 4, "do": {"frame_s": 0.2, "chunk_s": 0.7}})
+    ticket = shop.ticket(job)
+    [entry] = ticket.entries
+
+    def hold() -> None:
+        serial = shop.attempt(entry.task_id).serial
+        shop.agent.command(serial, Command.PAUSE)
+        shop.wait(lambda: shop.agent.read().held_s > 1.2, "the hold")
+        shop.agent.command(serial, Command.RUN)
+
+    thread = _meanwhile(shop, lambda: "frame 1" in shop.said(entry.task_id), hold)
+    shop.runner.run_ticket(ticket.to_json())
+    thread.join()
+    assert [(task.frames, task.state) for task in shop.tasks(job)] == [("1-4", "done")]
+    assert shop.attempt(entry.task_id).held_s > 1.2

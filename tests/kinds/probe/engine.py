@@ -87,7 +87,8 @@ class ProbeEngine:
         frames = list(task.frames or ())
         for done, number in enumerate(frames):
             started, mono = time.time(), time.monotonic()
-            _sleep(host, told.frame_s)
+            _sleep(host, told.slow.get(number, told.frame_s))
+            frame_s = time.monotonic() - mono
             path = host.scratch / f"{number}.png"
             _write_frame(path, number, task.take, told)
             if told.spoil == "foreign":
@@ -97,6 +98,9 @@ class ProbeEngine:
             host.progress((done + 1) / len(frames), f"frame {number}")
             if _within(task.attempt_number, told.kill_slot_times):
                 os.kill(os.getpid(), signal.SIGKILL)
+            if told.chunk_s is not None and host.hand_on(frame_s, len(frames) - done - 1, told.chunk_s):
+                trace.say("handed on")
+                return
 
     def _end(self, task: TaskContext, host: Host, told: Behaviour) -> None:
         if _within(task.attempt_number, told.kill_slot_times):

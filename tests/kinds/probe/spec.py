@@ -28,6 +28,10 @@ class Behaviour(BaseModel):
     count_s: float = 0.05
     frame_s: float = 0.0
     """Seconds per frame, asleep between checks."""
+    slow: dict[int, float] = Field(default_factory=dict)
+    """Seconds of the frames that take longer than ``frame_s``, by their numbers."""
+    chunk_s: float | None = None
+    """Ask after each frame whether the rest is to be handed on, with this many seconds for a task."""
     deaf_s: float = 0.0
     """Seconds of work that never looks at the control word, shows no progress and sleeps in between."""
     width: int = 1

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from farm.chunks import runs_over
 from farm.errors import OutOfSpace, PermanentFailure
 from farm.frame_range import FrameRange
 from farm.plan import JobPlan, StepPlan
@@ -75,6 +76,8 @@ class LocalHost:
     """Hosts of the jobs that this one comes after, by their ids."""
     checkpoint: Path | None = None
     previews: list[bytes] = field(default_factory=list)
+    told: list[tuple[float, int, float]] = field(default_factory=list)
+    """What engines said when they asked whether to hand the rest on: seconds, frames left, target."""
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -124,6 +127,10 @@ class LocalHost:
         self.published[self.step, number] = Published(
             number, kept, started_at, duration_s, dict(quality or {})
         )
+
+    def hand_on(self, frame_s: float, left: int, target_s: float) -> bool:
+        self.told.append((frame_s, left, target_s))
+        return runs_over([told[0] for told in self.told], left, target_s)
 
     def _keep(self, path: Path) -> Path:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from pathlib import Path
 
 import pytest
 
-from farm.records import ArtifactRecord, AttemptReport, Cost, FrameFileRecord, FrameRecord, TimeSplit
+from farm.records import ArtifactRecord, AttemptReport, Cost, FrameFileRecord, FrameRecord, Split, TimeSplit
 from farm.states import AttemptState
-from workers.spool import Spool, read_unanswered
+from workers.spool import Spool, read_unanswered, report_from_json
 
 FILE = FrameFileRecord("a.png", "a" * 64, 10, 1, 1, ["R", "G", "B"], "uint8", "srgb", "png")
 FRAME = FrameRecord(3, 1, [FILE], 1000.5, 0.25, 7, {"all_black": True})
@@ -22,6 +24,7 @@ REPORT = AttemptReport(
     artifacts=[ArtifactRecord("film.mp4", "b" * 64, 99, "video/mp4", {"fps": 24})],
     result={"x": [1, 2]},
     checkpoint="c" * 64,
+    split=Split(31.5, 20.0),
     permanent=True,
     error_type="task-failed",
     error="it \ud800 broke",
@@ -41,6 +44,13 @@ def test_records_come_back_as_they_were(tmp_path: Path) -> None:
         ("task_1", 2, "att_1", [FRAME])
     ]
     assert owed.reports == [REPORT]
+
+
+def test_a_report_of_a_slot_that_knew_nothing_of_splits_is_read() -> None:
+    """The spool outlives an upgrade: a field that is missing is empty."""
+    body = dataclasses.asdict(REPORT)
+    del body["split"]
+    assert report_from_json(json.loads(json.dumps(body))) == dataclasses.replace(REPORT, split=None)
 
 
 def test_answered_records_are_not_owed(tmp_path: Path) -> None:

@@ -3,8 +3,8 @@
 import { byId } from "./dom.js";
 
 const TYPES = ["job.submitted", "job.state", "job.changed", "job.deleted", "step.state", "step.expanded", "task.state",
-  "frame.published", "frame.current", "artifact.published", "attempt.started", "attempt.ended", "slot.state", "slot.audit",
-  "node.state", "buffer.waiting", "buffer.orphaned", "guard.climb",
+  "task.split", "frame.published", "frame.current", "artifact.published", "attempt.started", "attempt.ended",
+  "slot.state", "slot.audit", "node.state", "buffer.waiting", "buffer.orphaned", "guard.climb",
   "guard.let_go", "guard.not_us", "guard.telemetry_lost"];
 
 /** Call `seen(type, data)` for every event; `again()` after a gap, when things may have been missed. */
