@@ -70,10 +70,12 @@ def fit(vae: Any) -> Projection | None:
 def normalised(latents: Any, vae: Any) -> Any:
     """A VAE's latents (1, channels, ...) as the denoiser sees them."""
     config = vae.config
-    mean = getattr(vae, "latents_mean", None)
-    mean = getattr(config, "latents_mean", None) if mean is None else mean
-    std = getattr(vae, "latents_std", None)
-    std = getattr(config, "latents_std", None) if std is None else std
+    # LTX keeps them as buffers, the others in their configuration
+    kept = dict(vae.named_buffers(recurse=False))
+    mean, std = (
+        kept.get(name) if getattr(config, name, None) is None else getattr(config, name)
+        for name in ("latents_mean", "latents_std")
+    )
     if mean is not None and std is not None:
         shape = (1, -1) + (1,) * (latents.ndim - 2)
         mean, std = (torch.as_tensor(values).to(latents).view(shape) for values in (mean, std))

@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 
 from farm.errors import CancelRequested, DeviceUnavailable, ParkRequested, PermanentFailure
+from farm.frame_range import FrameRange
 from jobs.video import checkpoint, payload
 from jobs.video.engine import VideoEngine
 from jobs.video.memory import OutOfMemory
@@ -197,6 +198,31 @@ def park_at(step: int, error: type[Exception] = ParkRequested) -> Any:
             raise error
 
     return on_check
+
+
+def test_a_sample_parked_before_its_decoding_is_only_decoded(engine: VideoEngine, tmp_path: Path) -> None:
+    given = spec("wan", steps=4)
+    whole = make(engine, host(tmp_path / "whole"), given)
+    at = host(tmp_path / "parked", park_at(4))
+    with pytest.raises(ParkRequested):
+        make(engine, at, given)
+    at.on_check = None
+    assert make(engine, at, given) == whole
+    assert (found(at)["resumed_from"], found(at)["steps_computed"]) == (4, 0)
+
+
+def test_frames_that_are_published_already_are_not_published_again(
+    engine: VideoEngine, tmp_path: Path
+) -> None:
+    given = spec("wan")
+    whole = make(engine, host(tmp_path / "whole"), given)
+    at = host(tmp_path / "rest")
+    task = dataclasses.replace(task_of(at, given), frames=FrameRange.parse("2,5"))
+    engine.run(task, at)
+    assert {number: _eight_bits(at, number).tobytes() for _, number in at.published} == {
+        2: whole[1],
+        5: whole[4],
+    }
 
 
 def test_a_pipeline_that_promises_no_resume_begins_again(engine: VideoEngine, tmp_path: Path) -> None:
