@@ -127,6 +127,30 @@ def test_a_rest_of_a_chunk_still_tells_every_camera_of_the_chunk(host: LocalHost
     assert [c["frame"] for c in host.results["render"][0]["cameras"]] == [1, 2, 3]
 
 
+def test_slow_frames_are_handed_on_and_the_child_goes_on_with_them(
+    host: LocalHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every frame takes over twice 10 microseconds: a task makes one, and tells the camera of that one."""
+    import dataclasses
+
+    monkeypatch.setattr("jobs.render.spec.LOAD_SHARE", 1e9)
+    planned = first_task(host, frames="1-5", chunk_seconds=1e-5)
+    engine = create()
+    try:
+        for left in ("1-5", "2-5"):
+            host.told.clear()
+            numbers = FrameRange.parse(left)
+            engine.run(dataclasses.replace(planned, frames=numbers, payload={"frames": left}), host)
+    finally:
+        engine.close()
+    assert [number for _, number in host.published] == [1, 2]
+    assert [[c["frame"] for c in found["cameras"]] for found in host.results["render"]] == [[1], [2]]
+    assert host.log.text().count("the scene is still loaded") == 1, "it owed nothing to the first task"
+    _, plain, _ = render_directly(tmp_path / "source", tmp_path / "direct", seed=2)
+    picture = Image.open(host.published["render", 2].files["beauty.png"])
+    assert np.array_equal(np.asarray(picture), plain)
+
+
 def test_every_format_reads_back(host: LocalHost) -> None:
     outputs = ["png", {"format": "png", "bits": 16, "name": "deep.png"}, "jpeg", "exr"]
     run(host, outputs=[*outputs, {"format": "png", "layer": "normal"}, {"format": "png", "layer": "albedo"}])
