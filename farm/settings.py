@@ -142,6 +142,12 @@ class Settings(BaseSettings):
     pinned_budget: int = Field(
         default=4 * 2**30, description="Bytes of page-locked memory that a node may reserve."
     )
+    machine_claims: bool = Field(
+        default=True,
+        description="A node claims its cores and GPUs on its machine, and does not start where the agent of "
+        "another node gives out the same. False: several nodes of one machine may share them, as in tests; "
+        "none of them is isolated then.",
+    )
     gc_min_age_s: float = Field(
         default=86_400.0,
         description="Contents that nothing refers to are kept so long after they were last touched.",

@@ -32,11 +32,13 @@ from gpu_pinning.audit import (
     xid_findings,
 )
 from gpu_pinning.board import busy_reason
+from gpu_pinning.claims import Claims
 from gpu_pinning.diff import Change, diff_plans
 from gpu_pinning.discover import discover_neighbours
 from gpu_pinning.doctor import DoctorFinding, examine, exit_code, live_findings
 from gpu_pinning.draw import render_diff, render_drawing, render_plan, render_table
 from gpu_pinning.errors import (
+    Claimed,
     ConfigError,
     DeviceBusy,
     FenceError,
@@ -63,6 +65,8 @@ nvml_session = session
 
 __all__ = [
     "Change",
+    "Claimed",
+    "Claims",
     "ConfigError",
     "DeviceBusy",
     "DoctorFinding",

@@ -20,6 +20,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from gpu_pinning import cpulist
+from gpu_pinning.claims import APART
 from gpu_pinning.machine import Part, Topology
 from gpu_pinning.observed import ObservedNeighbour
 from gpu_pinning.plan import Plan
@@ -50,6 +51,20 @@ def examine(
     if plan is not None:
         found += [_interrupts(plan), *_sharing(plan), *_neighbours(plan, observed)]
     return tuple(found)
+
+
+def other_agents(clashes: Iterable[str]) -> tuple[DoctorFinding, ...]:
+    """What other agents of this machine give out of this node's slots."""
+    return tuple(
+        DoctorFinding(
+            check="other agents",
+            level="bad",
+            what=text,
+            effect="two slots on the same cores or GPU, in no plan: this node's agent does not start",
+            mend=APART,
+        )
+        for text in clashes
+    )
 
 
 def exit_code(findings: Iterable[DoctorFinding]) -> int:

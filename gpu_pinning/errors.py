@@ -6,6 +6,7 @@
     ├── FenceError         a fence that could not be put up, or did not read back
     │   └── KillRefused    killing this slot would take others down with it (MPS)
     ├── MigError           a MIG instance that was asked for and is not there
+    ├── Claimed            cores or GPUs that another agent of this machine gives out
     └── DeviceBusy         video memory that did not come free in time
 
 The docstring of each class is its default message.
@@ -48,6 +49,10 @@ class KillRefused(FenceError):
 
 class MigError(PinningError):
     """A MIG instance that was asked for is not there."""
+
+
+class Claimed(PinningError):
+    """Another agent on this machine gives out the same cores or GPUs."""
 
 
 class DeviceBusy(PinningError):

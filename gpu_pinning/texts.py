@@ -13,16 +13,17 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from gpu_pinning import cpulist, topology
+from gpu_pinning.claims import APART, Claim, clashes
 from gpu_pinning.diff import diff_plans
 from gpu_pinning.discover import discover_neighbours
-from gpu_pinning.doctor import DoctorFinding, examine, exit_code, live_findings
+from gpu_pinning.doctor import DoctorFinding, examine, exit_code, live_findings, other_agents
 from gpu_pinning.draw import render_diff, render_plan, table
 from gpu_pinning.machine import Topology
 from gpu_pinning.neighbour_seats import CORES_PER_GPU
 from gpu_pinning.observed import ObservedNeighbour, fence_command
 from gpu_pinning.ours import slot_processes, without_slots
 from gpu_pinning.placement import make_plan
-from gpu_pinning.plan import Plan
+from gpu_pinning.plan import Plan, Refusal
 from gpu_pinning.unit import WEIGHT, systemd_unit
 from gpu_pinning.wishes import Wishes
 
@@ -100,16 +101,19 @@ def plan_text(
     as_json: bool = False,
     running: Plan | None = None,
     as_diff: bool = False,
+    claimed: Iterable[Claim] = (),
 ) -> Output:
     """``farm plan``; 1 where something was refused.
 
     ``running`` is the plan that runs here: what its slots have in use is free to be planned, and ``--diff``
-    compares with it.
+    compares with it. ``claimed`` is what other agents give out on this machine.
     """
     machine = the_machine(recorded)
     if running is not None and recorded is None:
         machine = without_slots(machine, running.by_name, slot_processes(machine, running.by_name))
     plan = make_plan(machine, the_wishes(farm_toml), _observed(machine, recorded))
+    clash = [Refusal(wish="slots", reason=text, fix=APART) for text in clashes(plan.slots, claimed, None)]
+    plan = plan.model_copy(update={"refusals": (*plan.refusals, *clash)})
     code = 1 if plan.refusals else 0
     if as_diff:
         changes = diff_plans(running, plan) if running else diff_plans(_nothing(), plan)
@@ -186,17 +190,21 @@ def doctor_findings(
     recorded: Path | None = None,
     more: Iterable[DoctorFinding] = (),
     folders: Iterable[Path] = (),
+    claimed: Iterable[Claim] = (),
 ) -> tuple[DoctorFinding, ...]:
     """All findings for this machine, or those that a recorded one shows.
 
-    ``more`` are the caller's own. ``folders`` are looked at for free space beside those of farm.toml.
+    ``more`` are the caller's own. ``claimed`` is what other agents give out on this machine. ``folders`` are
+    looked at for free space beside those of farm.toml.
     """
     machine = the_machine(recorded)
     wishes = the_wishes(farm_toml)
     observed = _observed(machine, recorded)
-    findings = examine(machine, make_plan(machine, wishes, observed), observed)
+    plan = make_plan(machine, wishes, observed)
+    findings = examine(machine, plan, observed)
     if recorded is not None:
         return findings
+    findings += other_agents(clashes(plan.slots, claimed, None))
     named = [Path(p) for p in (wishes.paths.work, wishes.paths.spool) if p]
     looked_at = dict.fromkeys([*named, *folders])
     return (*findings, *live_findings(machine, looked_at), *more)
@@ -209,9 +217,10 @@ def doctor_text(
     *,
     as_json: bool = False,
     folders: Iterable[Path] = (),
+    claimed: Iterable[Claim] = (),
 ) -> Output:
     """``farm doctor``: 0 where nothing is worse than a note, 1 with warnings, 2 where something is bad."""
-    findings = doctor_findings(farm_toml, recorded, more, folders)
+    findings = doctor_findings(farm_toml, recorded, more, folders, claimed)
     code = exit_code(findings)
     if as_json:
         return json.dumps([f.model_dump(mode="json") for f in findings], indent=2) + "\n", code

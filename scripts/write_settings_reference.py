@@ -22,7 +22,10 @@ def reference() -> str:
     ]
     for name, field in Settings.model_fields.items():
         default = "" if field.default_factory is not None else field.default
-        shown = f"{default:_}" if isinstance(default, int) else str(default or "")
+        if isinstance(default, bool):
+            shown = str(default).lower()
+        else:
+            shown = f"{default:_}" if isinstance(default, int) else str(default or "")
         if name == "data":
             shown = "~/.local/share/stillframe"
         lines.append(f"| `FARM_{name.upper()}` | {f'`{shown}`' if shown else ''} | {field.description} |")

@@ -36,6 +36,8 @@ def _no_home_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("XDG_DATA_HOME", str(folder / "data"))
         patch.setenv("XDG_CONFIG_HOME", str(folder / "config"))
         patch.delenv("FARM_DATA", raising=False)
+        # many farms of one machine, each with slots on all of its cores
+        patch.setenv("FARM_MACHINE_CLAIMS", "false")
         read_settings.cache_clear()
         yield
 
@@ -175,4 +177,5 @@ def short_settings(data: Path) -> Settings:
         retry_backoff_max_s=0.2,
         node_lost_s=3.0,
         free_space_floor=1,
+        machine_claims=False,
     )

@@ -39,6 +39,7 @@ from workers.node_folders import NodeFolders, lock_node
 from workers.orders import Circumstances, order
 from workers.placement import (
     Seating,
+    claim,
     device_of,
     forget_plan,
     keep_plan,
@@ -74,6 +75,7 @@ class Agent:
         self._seating = seating
         self._folders = NodeFolders.of(settings, config.name, config.wishes.paths)
         self._lock_fd = lock_node(self._folders.lock, config.name)
+        self._claims = claim(settings, seating)
         self._slots: dict[str, ManagedSlot] = {}
         self._views = SlotViews(self._slots)
         self._selector = selectors.DefaultSelector()
@@ -94,7 +96,7 @@ class Agent:
             wake=self._wakes.wake,
         )
         self._reseating: Reseating | None = None
-        self._replanning = Replanning(config, self._notify)
+        self._replanning = Replanning(config, self._notify, self._claims)
         self._replan_wanted = False
         self._reseat_at = 0.0
         self._auditor = Auditor(
@@ -328,6 +330,8 @@ class Agent:
             for slot in self._slots.values():
                 self._describe(slot)
             log.info("farm.toml is applied")
+            if self._claims is not None:
+                self._claims.keep(moving.wanted.plan.slots)
             keep_plan(self._folders.control, moving.wanted.plan)
             move_planned_interrupts(moving.wanted)
             self._reseating = None
@@ -393,6 +397,8 @@ class Agent:
                 slot.fence.remove()
         forget_plan(self._folders.control)
         self._wakes.close()
+        if self._claims is not None:
+            self._claims.close()
         os.close(self._lock_fd)
 
     # --- for the threads ----------------------------------------------------------------------------

@@ -67,8 +67,8 @@ def lock_node(path: Path, name: str) -> int:
     except OSError:
         os.close(fd)
         raise Conflict(
-            f"an agent of node {name!r} runs already with this data folder: stop it, or give this node "
-            "another name in farm.toml"
+            f"an agent of node {name!r} runs already with this data folder: stop it. A second node of this "
+            "machine needs a name of its own and, in both farm.toml, slots on CPUs and GPUs of its own"
         ) from None
     # by whom, for agent_pid: a pid with its start time is never somebody else's
     own = procfs.process(os.getpid())

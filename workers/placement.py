@@ -11,9 +11,11 @@ from typing import Any
 
 import structlog
 
-from farm.errors import FieldFault, InvalidInput
+from farm.errors import Conflict, FieldFault, InvalidInput
 from farm.settings import Settings
 from gpu_pinning import (
+    Claimed,
+    Claims,
     Plan,
     SlotPlan,
     Topology,
@@ -84,6 +86,21 @@ def refuse_impossible(seating: Seating, running: Plan | None = None) -> None:
         faults = [FieldFault(pointer(r.wish), f"{r.reason}; {r.fix}") for r in grave]
         text = "; ".join(f"{r.wish}: {r.reason} ({r.fix})" for r in grave)
         raise InvalidInput(f"{seating.config.path or 'this node'}: {text}", faults)
+
+
+def claim(settings: Settings, seating: Seating) -> Claims | None:
+    """Claim what the slots sit on for this process; None where FARM_MACHINE_CLAIMS says not to.
+
+    Raises :class:`farm.errors.Conflict` where another agent of this machine gives out some of it.
+    """
+    if not settings.machine_claims:
+        return None
+    claims = Claims(seating.config.name)
+    try:
+        claims.add(seating.plan.slots)
+    except Claimed as error:
+        raise Conflict(str(error)) from None
+    return claims
 
 
 def keep_plan(folder: Path, plan: Plan) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import structlog
 
 from farm.errors import FieldFault, InvalidInput
-from gpu_pinning import PinningError, SlotPlan, without_slots
+from gpu_pinning import Claims, PinningError, SlotPlan, without_slots
 from workers.node_config import NodeConfig, read_node_config
 from workers.placement import Seating, device_of, refuse_impossible, seat
 
@@ -21,9 +21,10 @@ log = structlog.get_logger(__name__)
 class Replanning:
     """All methods belong to the main thread. ``notify`` wakes it when there is something to :meth:`take`."""
 
-    def __init__(self, running: NodeConfig, notify: Callable[[], None]) -> None:
+    def __init__(self, running: NodeConfig, notify: Callable[[], None], claims: Claims | None = None) -> None:
         self._running = running
         self._notify = notify
+        self._claims = claims
         self._thread: threading.Thread | None = None
         self._found: Seating | None = None
 
@@ -57,6 +58,9 @@ class Replanning:
             for slot in wanted.plan.slots:
                 # what the database is to be told of it, while nothing hangs on it yet
                 device_of(wanted, slot)
+            if self._claims is not None:
+                # what is given up is kept until the slots have moved
+                self._claims.add(wanted.plan.slots)
         except (InvalidInput, PinningError, OSError) as error:
             tell_not_applied(error)
             return

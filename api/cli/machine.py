@@ -18,6 +18,8 @@ from farm.settings import settings
 
 if TYPE_CHECKING:
     from gpu_pinning import DoctorFinding
+    from gpu_pinning.claims import Claim
+    from workers.node_config import NodeConfig
 
 app = typer.Typer()
 neighbours = typer.Typer(invoke_without_command=True, help="Language model servers beside the farm.")
@@ -59,6 +61,17 @@ def _show(make: Callable[[], tuple[str, int]]) -> None:
     raise typer.Exit(code)
 
 
+def _claimed(node: NodeConfig, recorded: Path | None) -> list[Claim]:
+    """What agents of other nodes give out on this machine."""
+    from gpu_pinning.claims import claims
+    from workers.node_folders import agent_pid, node_folder
+
+    if recorded is not None or not settings().machine_claims:
+        return []
+    own = agent_pid(node_folder(settings(), node.name))
+    return [claim for claim in claims() if claim.pid != own]
+
+
 @app.command()
 def topology(machine: Recorded = None, json: Json = False) -> None:
     """Show what this machine has: GPUs, cores, memory nodes and rights."""
@@ -89,7 +102,9 @@ def plan(
         running = running_plan(settings(), node)
         if diff and running is None:
             typer.echo(f"No agent of node {node.name!r} runs here, so everything is new.", err=True)
-        return texts.plan_text(config, machine, as_json=json, running=running, as_diff=diff)
+        return texts.plan_text(
+            config, machine, as_json=json, running=running, as_diff=diff, claimed=_claimed(node, machine)
+        )
 
     _show(make)
 
@@ -111,10 +126,14 @@ def doctor(config: Config = None, machine: Recorded = None, json: Json = False) 
 
             more = reachable(chosen)
         from workers.disks import local_folder
+        from workers.node_config import NodeConfig
 
         store = local_folder(chosen.resolved_store)
         folders = [chosen.data, *([store] if store is not None else [])]
-        return texts.doctor_text(config, machine, more, as_json=json, folders=folders)
+        node = NodeConfig(texts.the_wishes(config))
+        return texts.doctor_text(
+            config, machine, more, as_json=json, folders=folders, claimed=_claimed(node, machine)
+        )
 
     _show(make)
 
