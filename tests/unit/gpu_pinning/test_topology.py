@@ -131,6 +131,7 @@ def test_what_is_offline_is_not_there_although_it_is_allowed(tmp_path: Path) -> 
     # two whole cores, one of them with the one thread that it has; memory from the node of the cores alone
     (slot,) = make_plan(machine).slots
     assert (slot.cpus, slot.nodes, slot.environment["OMP_NUM_THREADS"]) == ((0, 1, 2), (0,), "2")
+    assert slot.environment["OMP_WAIT_POLICY"] == "PASSIVE"
 
 
 def test_a_tree_without_cpus_is_an_error(tmp_path: Path) -> None:
