@@ -20,6 +20,7 @@ from farm.db.tables import (
     task_dependencies,
     tasks,
 )
+from farm.frame_range import FrameRange
 from farm.lifecycle.counters import derive_job_state
 from farm.states import GroupState, TaskState, derive_state
 
@@ -202,6 +203,15 @@ def _slots(conn: sa.Connection) -> Iterator[str]:
 
 
 def _frames(conn: sa.Connection) -> Iterator[str]:
+    owned: dict[str, set[int]] = {}
+    for task_id, number in conn.execute(sa.select(frames.c.task_id, frames.c.number)):
+        owned.setdefault(task_id, set()).add(number)
+    for task_id, text in conn.execute(sa.select(tasks.c.id, tasks.c.frames)):
+        own = owned.pop(task_id, set())
+        if own != set(FrameRange.parse(text) if text else ()):
+            yield f"task {task_id} makes frames {text}, but has rows of {FrameRange.of(own)}"
+    for task_id, own in owned.items():
+        yield f"frames {FrameRange.of(own)} belong to task {task_id}, which is not there"
     same = sa.and_(
         frame_files.c.step_id == frames.c.step_id,
         frame_files.c.take == frames.c.take,

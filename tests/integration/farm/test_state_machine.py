@@ -26,7 +26,7 @@ from farm.lifecycle import commands, leases, machines
 from farm.lifecycle.finish import finish_many
 from farm.lifecycle.publish import publish_frames
 from farm.plan import StepPlan
-from farm.records import AttemptReport, ClaimedTask, Ticket
+from farm.records import AttemptReport, ClaimedTask, Split, Ticket
 from farm.states import ENDED, FINAL, TRANSITIONS, Actor, AttemptState, TaskState
 from tests.integration.farm.world import World, deferred, frame, step
 
@@ -41,6 +41,11 @@ _PLANS = {
         step("comp", "1-4", after=[("render", "frames")]),
         step("encode", None, after=[("comp", "whole")]),
     ],
+    "chunk": lambda: [
+        step(frames="1-6", chunk=6, max_retries=1),
+        step("comp", "1-6", chunk=2, after=[("render", "frames")]),
+        deferred("views", "render"),
+    ],
     "preflight": lambda: [
         step("preflight", None, max_retries=1),
         deferred("render", "preflight", after=[("preflight", "whole")]),
@@ -52,7 +57,7 @@ _ENDINGS = [s for s in AttemptState if s != AttemptState.RUNNING]
 
 
 def expand(kind: str, spec: dict[str, Any], name: str, results: list[Any], assets: Any) -> StepPlan:
-    """The deferred step of the plan ``preflight``: refused when what was found says so."""
+    """The deferred step of a plan: refused when what was found says so."""
     if any(result.get("broken") for result in results):
         raise InvalidInput("the scene has no camera")
     return step(name, "1-3", max_retries=0, after=[("preflight", "whole")])
@@ -106,8 +111,11 @@ class FarmLife(RuleBasedStateMachine):
         step_id = data.draw(st.sampled_from(with_ready))
         return self._ids(tasks.c.id, tasks.c.step_id == step_id, tasks.c.state == "ready")[:size]
 
-    def _work(self, data: st.DataObject, slot: int) -> None:
-        """What a farm does most: a slot takes a bundle and does it, now and then without success."""
+    def _work(self, data: st.DataObject, slot: int, *, slow: bool = False) -> None:
+        """What a farm does most: a slot takes a bundle and does it.
+
+        ``slow``: it makes the first frame of each chunk, and leaves the rest to new tasks in pairs.
+        """
         if self._ids(slots.c.id, slots.c.id == self.world.slot_ids[slot], slots.c.state != "idle"):
             # whatever it is on: let it end well
             mine = [t for t, s in self.attempts if s == self.world.slot_ids[slot]][-3:]
@@ -119,13 +127,15 @@ class FarmLife(RuleBasedStateMachine):
                 self.tickets.append(ticket)
         if mine:
             reports = [self.world.report(task) for task in mine]
+            for report in reports if slow else ():
+                report.frames, report.split = report.frames[:1], Split(frame_s=1.0, target_s=2.0)
             self.reports += [(report, self.world.slot_ids[slot]) for report in reports]
             self._send(reports, self.world.slot_ids[slot])
 
     # several rules that do the same: the usual must be usual, or jobs never get far
-    @rule(data=st.data(), slot=st.integers(0, 1))
-    def work(self, data: st.DataObject, slot: int) -> None:
-        self._work(data, slot)
+    @rule(data=st.data(), slot=st.integers(0, 1), slow=st.booleans())
+    def work(self, data: st.DataObject, slot: int, slow: bool) -> None:
+        self._work(data, slot, slow=slow)
 
     @rule(data=st.data(), slot=st.integers(0, 1))
     def work_on(self, data: st.DataObject, slot: int) -> None:
