@@ -58,7 +58,7 @@ def submit(client: FarmClient, name: str, **fields: Any) -> str:
         "frames": 17,
         "dtype": "float32",
         "seeds": [4],
-        "checkpoint_every": 3,
+        "checkpoint_every": 5,
         "film": {"formats": ["mp4"]},
         **fields,
     }
@@ -81,13 +81,13 @@ def hashes(client: FarmClient, job_id: str) -> list[str]:
 def test_a_film_is_made_and_a_killed_slot_makes_the_same_files(up: Up, tmp_path: Path) -> None:
     """The slot is killed after a checkpoint; another process life goes on from there, not from the start."""
     with up.client() as client:
-        killed = submit(client, "killed", steps=40)
+        killed = submit(client, "killed", steps=300)
         until(lambda: [row for row in client.buffers() if row.purpose == "checkpoint"])
         running = [slot for slot in client.slots() if slot.task_ids]
         assert len(running) == 1
         assert running[0].pid is not None
         os.kill(running[0].pid, signal.SIGKILL)
-        whole = submit(client, "whole", steps=40)
+        whole = submit(client, "whole", steps=300)
         until(lambda: finished(client, killed) and finished(client, whole))
 
         assert len(hashes(client, whole)) == 17
@@ -97,9 +97,9 @@ def test_a_film_is_made_and_a_killed_slot_makes_the_same_files(up: Up, tmp_path:
             item = next(item for item in client.artifacts(job_id) if item.name == "seed-4.json")
             client.download_artifact(item, tmp_path / f"{job_id}.json")
             sidecars[job_id] = json.loads((tmp_path / f"{job_id}.json").read_text())["made"]
-        assert sidecars[whole]["steps_computed"] == 40
+        assert sidecars[whole]["steps_computed"] == 300
         assert sidecars[killed]["differences"] == []
-        assert sidecars[killed]["resumed_from"] + sidecars[killed]["steps_computed"] == 40
+        assert sidecars[killed]["resumed_from"] + sidecars[killed]["steps_computed"] == 300
         film = next(item for item in client.artifacts(whole) if item.name.endswith(".mp4"))
         client.download_artifact(film, tmp_path / "film.mp4")
     with av.open(str(tmp_path / "film.mp4")) as container:
