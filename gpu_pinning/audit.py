@@ -10,6 +10,7 @@ import os
 import re
 import time
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Literal
 
 from gpu_pinning import procfs
@@ -28,6 +29,8 @@ FindingKind = Literal[
     "nice",
     "device-open",
     "left-group",
+    "limits",
+    "class",
     "gone",
     "stranger-on-gpu",
     "wrong-gpu",
@@ -92,13 +95,14 @@ def audit_slot(fence: Fence, pid: int, everyone: list[procfs.Process] | None = N
                 detail=row.error,
             )
         )
-    return (*found, *_left_group(fence, pid, everyone))
+    return (*found, *_left_group(fence, pid, everyone), *_limits(fence))
 
 
 def _left_group(fence: Fence, pid: int, everyone: list[procfs.Process] | None) -> list[Finding]:
     found = []
     members = procfs.family(pid, everyone=everyone) if fence.group.folders else []
     for controller, folder in fence.group.folders.items():
+        found += _threads_elsewhere(fence, controller, folder, members)
         listed = fence.group.pids_of(folder)
         # A process that ended between the two looks is no finding.
         missing = [
@@ -118,6 +122,48 @@ def _left_group(fence: Fence, pid: int, everyone: list[procfs.Process] | None) -
                 )
             )
     return found
+
+
+def _threads_elsewhere(fence: Fence, controller: str, folder: Path, members: list[int]) -> list[Finding]:
+    """Threads that were moved alone, which v1 allows; their process still counts as a member."""
+    if fence.group.versions[controller] != 1:
+        return []
+    inside, listed = fence.group.pids_of(folder), fence.group.threads_of(folder)
+    if listed is None:
+        return []
+    missing = [
+        tid for member in members if member in inside for tid in procfs.threads(member) if tid not in listed
+    ]
+    # one that was started between the two looks is in its group by now
+    again = fence.group.threads_of(folder) or set() if missing else set()
+    missing = [tid for tid in missing if tid not in again and Path(f"/proc/{tid}").exists()]
+    if not missing:
+        return []
+    return [
+        Finding(
+            kind="left-group",
+            slot=fence.slot.name,
+            subject=controller,
+            wanted=str(folder),
+            found=f"threads {missing} are elsewhere",
+            drains=True,
+        )
+    ]
+
+
+def _limits(fence: Fence) -> list[Finding]:
+    return [
+        Finding(
+            kind="limits",
+            slot=fence.slot.name,
+            subject=row.what,
+            wanted=row.wanted,
+            found=row.found or "cannot be read",
+            drains=True,
+        )
+        for row in fence.group.read_limits()
+        if not row.ok
+    ]
 
 
 def audit_gpus(

@@ -53,6 +53,8 @@ class SlotGroup:
             for controller, right in granted.items()
             if controller in CONTROLLERS
         }
+        self._limits: dict[Path, str] = {}
+        """What each limit's file is to say."""
 
     @property
     def paths(self) -> list[Path]:
@@ -94,6 +96,44 @@ class SlotGroup:
             found |= {int(x) for x in (files.read(group / "cgroup.procs") or "").split()}
         return found
 
+    @staticmethod
+    def threads_of(folder: Path) -> set[int] | None:
+        """Threads in one v1 folder and in the groups below it; None where it is gone."""
+        found: set[int] = set()
+        for group in (folder, *_below(folder)):
+            text = files.read(group / "tasks")
+            if text is None:
+                return None
+            found |= {int(x) for x in text.split()}
+        return found
+
+    def limit(self, controller: str, names: tuple[str, str], text: str, expect: str | None = None) -> Setting:
+        """:meth:`put` a limit that is to stay; :meth:`read_limits` tells of it."""
+        row = self.put(controller, names, text, expect)
+        if row.ok:
+            self._limits[self.folders[controller] / row.what] = row.wanted
+        return row
+
+    def read_limits(self) -> list[Setting]:
+        """The limits that were set, as they are now; none while the group is not there."""
+        return [
+            settled(path.name, wanted, files.read(path))
+            for path, wanted in sorted(self._limits.items())
+            if path.parent.exists()
+        ]
+
+    def oom_kills(self) -> int | None:
+        """How many of its processes its own memory limit has ended; None where that is not counted."""
+        folder = self.folders.get("memory")
+        if folder is None:
+            return None
+        name = "memory.oom_control" if self.versions["memory"] == 1 else "memory.events"
+        for row in (files.read(folder / name) or "").splitlines():
+            key, _, value = row.partition(" ")
+            if key == "oom_kill" and value.isdigit():
+                return int(value)
+        return None
+
     def put(self, controller: str, names: tuple[str, str], text: str, expect: str | None = None) -> Setting:
         """Write a setting, named ``(v1, v2)``, and read it back."""
         folder = self.folders[controller]
@@ -131,25 +171,25 @@ class SlotGroup:
         """
         page = os.sysconf("SC_PAGESIZE")
         text = str(limit // page * page)
-        rows = [self.put("memory", ("memory.limit_in_bytes", "memory.max"), text)]
+        rows = [self.limit("memory", ("memory.limit_in_bytes", "memory.max"), text)]
         swap = (("memory.memsw.limit_in_bytes", text), ("memory.swap.max", "0"))[self.versions["memory"] - 1]
         if (self.folders["memory"] / swap[0]).exists():
-            rows.append(self.put("memory", (swap[0], swap[0]), swap[1]))
+            rows.append(self.limit("memory", (swap[0], swap[0]), swap[1]))
         high = ("memory.soft_limit_in_bytes", "memory.high")
         if (self.folders["memory"] / high[self.versions["memory"] - 1]).exists():
-            rows.append(self.put("memory", high, str(limit * 7 // 8 // page * page)))
+            rows.append(self.limit("memory", high, str(limit * 7 // 8 // page * page)))
         return rows
 
     def set_processes(self, limit: int) -> list[Setting]:
         """At most this many processes and threads."""
-        return [self.put("pids", ("pids.max", "pids.max"), str(limit))]
+        return [self.limit("pids", ("pids.max", "pids.max"), str(limit))]
 
     def set_disk_write(self, device: str, limit: int) -> list[Setting]:
         """At most this many bytes a second to a disk (``8:0``)."""
         if self.versions["io"] == 1:
-            return [self.put("io", ("blkio.throttle.write_bps_device", ""), f"{device} {limit}")]
+            return [self.limit("io", ("blkio.throttle.write_bps_device", ""), f"{device} {limit}")]
         return [
-            self.put(
+            self.limit(
                 "io",
                 ("", "io.max"),
                 f"{device} wbps={limit}",
@@ -160,8 +200,8 @@ class SlotGroup:
     def set_cpu_weight(self, weight: int) -> Setting:
         """Share of contended CPUs: 100 is usual, 1 the least. v1 counts in shares of 1024."""
         if self.versions.get("cpu") == 1:
-            return self.put("cpu", ("cpu.shares", ""), str(max(2, weight * 1024 // 100)))
-        return self.put("cpu", ("", "cpu.weight"), str(weight))
+            return self.limit("cpu", ("cpu.shares", ""), str(max(2, weight * 1024 // 100)))
+        return self.limit("cpu", ("", "cpu.weight"), str(weight))
 
     def set_cpu_limit(self, cpus: float | None) -> Setting:
         """At most this much CPU time, in CPUs; None lifts the limit. The period is 10 ms, to pause
@@ -311,6 +351,7 @@ class SlotGroup:
 
             if not self._await(gone, seconds):
                 raise FenceError(f"{folder}: {last[0].strerror}")
+        self._limits.clear()
 
 
 def _below(folder: Path) -> list[Path]:

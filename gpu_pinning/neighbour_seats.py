@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from gpu_pinning import cpulist
@@ -23,7 +24,7 @@ def seat_neighbour(board: Board, wish: NeighbourWish) -> None:
     if gpus is None:
         return
     mig = wish.mig
-    found = _match(board, wish, gpus)
+    found = match(board.observed, wish, [gpu.uuid for gpu in gpus])
     cores = _cores(board, wish, gpus, found)
     if cores is None:
         return
@@ -147,9 +148,12 @@ def _held(board: Board, found: ObservedNeighbour | None) -> set[int]:
     return cores & (board.cores.free | set(board.cores.system))
 
 
-def _match(board: Board, wish: NeighbourWish, gpus: list[Gpu]) -> ObservedNeighbour | None:
-    own = {gpu.uuid for gpu in gpus}
+def match(
+    observed: Iterable[ObservedNeighbour], wish: NeighbourWish, gpus: Iterable[str]
+) -> ObservedNeighbour | None:
+    """The running server that a wish means: by its port, else by its GPUs."""
+    own, seen = set(gpus), tuple(observed)
     port = urlsplit(wish.url).port if wish.url else None
-    by_port = [o for o in board.observed if port is not None and o.port == port]
-    by_gpu = [o for o in board.observed if own & set(o.gpus)]
+    by_port = [o for o in seen if port is not None and o.port == port]
+    by_gpu = [o for o in seen if own & set(o.gpus)]
     return next(iter([*by_port, *by_gpu]), None)

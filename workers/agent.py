@@ -26,8 +26,10 @@ from farm.ids import new_id
 from farm.settings import Settings
 from farm.settings import settings as read_settings
 from gpu_pinning import Fence, PinningError, prepare_delegation
+from gpu_pinning.regrade import below_its_wish
 from jobs.render.blender.installation import versions
 from workers.auditing import Auditor
+from workers.class_watch import ClassWatch
 from workers.disk_watch import DiskWatch
 from workers.disks import Disks
 from workers.findings import FindingsDesk
@@ -99,8 +101,15 @@ class Agent:
         self._replanning = Replanning(config, self._notify, self._claims)
         self._replan_wanted = False
         self._reseat_at = 0.0
+        self._classes = ClassWatch(lambda: self._seating, self._notify)
+        self._below: dict[str, str] = {}
+        """Why a slot, by its id, may not run beside the neighbours as they are now."""
         self._auditor = Auditor(
-            lambda: self._seating, self._views.subjects, self._notify, settings.audit_every_s
+            lambda: self._seating,
+            self._views.subjects,
+            self._notify,
+            settings.audit_every_s,
+            also=self._classes.look,
         )
         self._blenders: tuple[float, list[str] | None] = (time.monotonic(), None)
         self._desk = FindingsDesk(self._link, self._retire)
@@ -139,10 +148,13 @@ class Agent:
         for slot_id in self._link.take_buried():
             if (slot := self._slots.get(slot_id)) is not None:
                 slot.restart_at = now + slot.back_off_s()
+                if (why := self._below.get(slot_id)) is not None:
+                    self._link.set_slot_state(slot_id, "dead", why)
         for news in self._auditor.take_news():
             self._desk.act(news, self._slots)
         if self._stopping_at is None:
             self._reseat()
+            self._regrade()
         if self._slots and self._stopping_at is None:
             self._disks.turn()
             self._preemption.turn(self._link.node_id)
@@ -229,7 +241,7 @@ class Agent:
         slot.retire(reason, time.monotonic() + self._settings.park_grace_s)
 
     def _start(self, slot: ManagedSlot, now: float) -> None:
-        if self._auditor.why_wait(slot.slot_id) is not None:
+        if self._auditor.why_wait(slot.slot_id) is not None or slot.slot_id in self._below:
             return
         try:
             if self._reseating is not None:
@@ -273,6 +285,7 @@ class Agent:
         changes = [change.model_dump(mode="json") for change in self._reseating.changes]
         log.info("applying farm.toml", changes=len(changes))
         self._seating = wanted
+        self._below.clear()
         self._guard.reseat(wanted)
         self._link.reseat(wanted)
 
@@ -335,6 +348,40 @@ class Agent:
             keep_plan(self._folders.control, moving.wanted.plan)
             move_planned_interrupts(moving.wanted)
             self._reseating = None
+
+    def _regrade(self) -> None:
+        """Neighbours run otherwise than they did: slots have other classes, and some may not go on."""
+        regraded = self._classes.take()
+        if regraded is None or self._reseating is not None:
+            return
+        self._seating = regraded
+        self._link.reseat(regraded)
+        keep_plan(self._folders.control, regraded.plan)
+        for slot in self._slots.values():
+            planned = regraded.slot(slot.name)
+            if planned is not None:
+                slot.seat = planned
+                self._describe(slot)
+                self._mind_class(slot)
+
+    def _mind_class(self, slot: ManagedSlot) -> None:
+        """Drain a slot whose class has fallen below its wish, and keep it until that is mended."""
+        short = below_its_wish(self._seating.config.wishes, self._seating.plan, slot.seat)
+        if short is None:
+            if self._below.pop(slot.slot_id, None) is not None:
+                log.info("a slot has its class again", slot=slot.name)
+            return
+        floor, pair = short
+        why = f"class {pair.guarantee} beside {pair.neighbour}, {floor} is wished: {pair.reason}"
+        why += f"; {pair.raise_by}"
+        if self._below.get(slot.slot_id) == why:
+            return
+        self._below[slot.slot_id] = why
+        self._desk.class_fell(slot, floor, pair)
+        if slot.process is not None:
+            self._retire(slot, why)
+        else:
+            self._link.set_slot_state(slot.slot_id, "dead", why)
 
     def _notice_blenders(self, now: float) -> None:
         """A Blender may be installed on a node that runs; jobs that ask for it wait until we tell."""

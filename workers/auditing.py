@@ -101,12 +101,15 @@ class Auditor:
         notify: Callable[[], None],
         every_s: float,
         nvml_module: Any = None,
+        also: Callable[[], None] = lambda: None,
     ) -> None:
+        """``also`` is called after each audit, from this thread."""
         self._seating = seating
         self._subjects = subjects
         self._notify = notify
         self._every_s = every_s
         self._module = nvml_module
+        self._also = also
         self._lock = threading.Lock()
         self._news: list[News] = []
         self._awaited: dict[str, _Awaited] = {}
@@ -181,6 +184,7 @@ class Auditor:
             if now - audited >= self._every_s:
                 audited = now
                 self._audit(nvml)
+                self._also()
                 self.cost_s = time.monotonic() - now
                 if any(not health.present for health in self._health.values()):
                     return

@@ -10,7 +10,7 @@ import structlog
 
 from farm import events, ledger
 from farm.lifecycle import machines
-from gpu_pinning import Finding
+from gpu_pinning import Finding, Sharing
 from workers.auditing import News
 from workers.gpu_look import BUSY_PREFIX
 from workers.link import DatabaseLink
@@ -67,8 +67,28 @@ class FindingsDesk:
         grave = [row for row in findings if row.drains]
         if grave:
             worst = grave[0]
+            slot.fence_anew()
             detail = f" ({worst.detail})" if worst.detail else ""
             self._retire(slot, f"audit: {worst.kind}: {worst.subject}: {worst.found}{detail}")
+
+    def class_fell(self, slot: ManagedSlot, floor: str, pair: Sharing) -> None:
+        """A slot's class beside a neighbour is below its wish."""
+        finding = Finding(
+            kind="class",
+            slot=slot.name,
+            subject=pair.neighbour,
+            wanted=f"class {floor} or better",
+            found=f"class {pair.guarantee}: {pair.reason}",
+            drains=True,
+            detail=pair.raise_by,
+        )
+        row = finding.model_dump(mode="json", exclude={"slot"}, exclude_defaults=True)
+
+        def once(conn: sa.Connection) -> None:
+            node_id = self._link.node_id
+            events.emit(conn, "slot.audit", slot_id=slot.slot_id, node_id=node_id, data={"findings": [row]})
+
+        self._link.tell(f"class of {slot.slot_id}", once)
 
     def _busy(self, slot: ManagedSlot, why: str) -> None:
         if why:

@@ -15,6 +15,7 @@ from typing import Any
 from farm.ids import new_id
 from farm.settings import Settings
 from gpu_pinning import Fence, SlotPlan
+from workers.back_off import BackOff
 from workers.bench import SlotIdentity
 from workers.control import AgentControl, Command, Reading
 from workers.limits import Limits
@@ -22,8 +23,6 @@ from workers.node_folders import NodeFolders
 from workers.processes import ExitNote, SlotProcess
 
 _OUTPUT_MAX = 5 * 2**20
-_BACKOFF_S = (0.0, 0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
-_SETTLED_S = 30.0
 _SOURCE = Path(__file__).resolve().parents[1]
 
 
@@ -90,7 +89,8 @@ class ManagedSlot:
         self.end_by: float | None = None
         self.launch_seen = False
         """Whether the launcher has said how the present process is held."""
-        self._quick_deaths = 0
+        self._back_off = BackOff()
+        self._oom_kills: int | None = None
         self._node = node
         self._folders = folders
         self._stopped_groups: tuple[int, ...] = ()
@@ -114,6 +114,7 @@ class ManagedSlot:
             self.fence.clear()
             self.fence.apply()
             self._fence_stands = True
+        self._oom_kills = self.fence.group.oom_kills()
         self.incarnation = new_id("slot")
         control_path = self._folders.control / f"{self.name}.control"
         self.control = AgentControl.create(control_path)
@@ -164,32 +165,44 @@ class ManagedSlot:
         note = self.process.collect()
         last = self.control.read()
         serial = last.serial
-        if last.ready:
-            # it has taken tickets, so it starts well; a task that kills it is bounded by its retries
-            self._quick_deaths = -1
         self.control.close()
         self.process = self.control = None
-        # a slot that lived for a while, or was ended by us, is no sign of trouble
-        self._quick_deaths = 0 if lived_s > _SETTLED_S or self.killed or retired else self._quick_deaths + 1
+        self._back_off.died(time.monotonic(), lived_s, worked=last.ready or self.killed or retired)
         asked_this = serial != 0 and serial == self.asked_serial
         return Death(
             slot_id=self.slot_id,
             incarnation=self.incarnation,
             spool=self.spool_path(),
             serial=serial,
-            note=_told(note),
+            note=_told(note) + self._out_of_memory(note),
             command=self.asked if asked_this else Command.RUN,
             reason=self.asked_reason if asked_this else "",
         )
 
     def failed_start(self) -> float:
         """It could not even be started: count that, and say how long to wait before the next try."""
-        self._quick_deaths = max(2, self._quick_deaths + 1)
+        self._back_off.failed_start(time.monotonic())
         return self.back_off_s()
 
     def back_off_s(self) -> float:
         """How long to wait before the next start."""
-        return _BACKOFF_S[min(self._quick_deaths, len(_BACKOFF_S) - 1)]
+        return self._back_off.wait_s()
+
+    def fence_anew(self) -> None:
+        """Put the fence up again before the next start: something has changed it."""
+        self._fence_stands = False
+
+    def _out_of_memory(self, note: ExitNote) -> str:
+        """What is to be said where its own memory limit has killed it."""
+        kills, limit = self.fence.group.oom_kills(), self.seat.limits.memory_bytes
+        if note.signal != signal.SIGKILL or self.killed or limit is None or not kills:
+            return ""
+        if kills <= (self._oom_kills or 0):
+            return ""
+        return (
+            f": it reached its memory limit of {limit / 2**20:,.0f} MiB; raise slots.{self.seat.wish}.memory "
+            "in farm.toml, or give its tasks less to hold"
+        )
 
     def _note_frozen(self, seconds: float) -> None:
         """Time that the attempt stood frozen is the farm's, not its own."""

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from gpu_pinning import bpf_devices, device_fence, procfs, rights, topology
+from gpu_pinning.audit import audit_slot
 from gpu_pinning.device_fence import LAUNCHER
 from gpu_pinning.errors import FenceError, KillRefused
 from gpu_pinning.fence import Fence, disk_of
@@ -287,8 +288,63 @@ def test_disk_limit_is_written_for_the_whole_disk(
 
 
 def test_a_limit_without_its_right_is_an_error_not_silence(workshop: Workshop, machine: Topology) -> None:
+    needs(machine, "memory")
+    # the plan was made while there was a right
+    slot = workshop.slot('memory = "96 MiB"')
     with pytest.raises(FenceError, match="no right to this controller"):
-        workshop.fence('memory = "96 MiB"', machine=without_cgroups(machine))
+        Fence.create(without_cgroups(machine), slot, workshop.folder).apply()
+
+
+@pytest.mark.parametrize(
+    ("wish", "controller", "names", "other"),
+    [
+        ('memory = "96 MiB"', "memory", ("memory.limit_in_bytes", "memory.max"), str(80 << 20)),
+        ("processes = 50", "pids", ("pids.max", "pids.max"), "70"),
+        ("cpu_weight = 7", "cpu", ("cpu.shares", "cpu.weight"), "200"),
+    ],
+)
+def test_a_limit_that_somebody_changes_is_found(
+    wish: str, controller: str, names: tuple[str, str], other: str, workshop: Workshop, machine: Topology
+) -> None:
+    needs(machine, controller)
+    fence = workshop.fence(wish)
+    slot = workshop.start(fence, "import time; time.sleep(600)")
+    assert [row for row in audit_slot(fence, slot.process.pid) if row.kind == "limits"] == []
+    path = fence.group.folders[controller] / names[fence.group.versions[controller] - 1]
+    was = path.read_text().strip()
+    path.write_text(other)
+    (finding,) = [row for row in audit_slot(fence, slot.process.pid) if row.kind == "limits"]
+    assert (finding.subject, finding.wanted, finding.found, finding.drains) == (path.name, was, other, True)
+    # put up anew, it holds again
+    slot.process.kill()
+    slot.process.wait()
+    fence.apply()
+    assert path.read_text().strip() == was and fence.group.read_limits() != []
+    assert all(row.ok for row in fence.group.read_limits())
+
+
+def test_a_thread_that_was_moved_out_of_its_group_alone_is_found(
+    workshop: Workshop, machine: Topology
+) -> None:
+    fence = workshop.fence()
+    controller = next(
+        (c for c, v in fence.group.versions.items() if v == 1 and c in fence.group.folders), None
+    )
+    if controller is None:
+        pytest.skip("no v1 controller here, and v2 keeps the threads of a process together")
+    slot = workshop.start(
+        fence,
+        "import json, threading, time\n"
+        "t = threading.Thread(target=time.sleep, args=(600,), daemon=True); t.start()\n"
+        "print(json.dumps(t.native_id), flush=True); time.sleep(600)",
+    )
+    thread = slot.line()
+    assert [row for row in audit_slot(fence, slot.process.pid) if row.kind == "left-group"] == []
+    folder = fence.group.folders[controller]
+    (folder.parent / "tasks").write_text(str(thread))
+    (finding,) = [row for row in audit_slot(fence, slot.process.pid) if row.kind == "left-group"]
+    assert (finding.subject, finding.found) == (controller, f"threads [{thread}] are elsewhere")
+    assert finding.drains
 
 
 METHODS: list[DeviceFenceMethod] = ["devices-v1", "devices-bpf", "mount-namespace", "user-namespace"]

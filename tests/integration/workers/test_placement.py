@@ -260,6 +260,57 @@ def test_a_slot_whose_fence_cannot_stand_says_why_and_the_others_work(
     shutil.rmtree("/dev/shm/stillframe-test")
 
 
+def test_a_slot_whose_class_falls_is_told_drained_and_kept_until_the_neighbour_is_held_again(
+    placed: Settings, two_cpus: list[int], tmp_path: Path
+) -> None:
+    script = tmp_path / "vllm"
+    script.write_text("import time\ntime.sleep(600)\n")
+    words = [sys.executable, str(script), "serve", "m", "--port", "18237"]
+    server = subprocess.Popen(words)
+    os.sched_setaffinity(server.pid, {two_cpus[0]})
+    farm = PlacedFarm(placed, slots=0)
+    farm.node_toml = (
+        "[placement]\nmove_interrupts = false\n"
+        f'[[neighbours]]\nname = "llm"\ncpus = "{two_cpus[0]}"\nurl = "http://127.0.0.1:18237"\n'
+        f'[[slots]]\nname = "a"\npools = ["render"]\ncpus = "{two_cpus[1]}"\nlowest_class = "B"\n'
+    )
+    try:
+        with farm:
+            old = until(lambda: farm.slot_rows() and farm.slot("a").pid, "the slot lives")
+            assert farm.slot("a").device["class"] in ("A", "B")
+            os.sched_setaffinity(server.pid, set(two_cpus))
+            row = until(
+                lambda: r if (r := farm.slot("a")).state == "dead" and r.hold_reason else None, "drained", 30
+            )
+            assert row.hold_reason.startswith("class C beside llm, B is wished: shares cores")
+            assert f"taskset -acp {two_cpus[0]} {server.pid}" in row.hold_reason
+            (told,) = [f for e in farm.events("slot.audit") for f in e["findings"] if f["kind"] == "class"]
+            assert (told["subject"], told["wanted"], told["drains"]) == ("llm", "class B or better", True)
+            assert farm.slot("a").device["class"] == "C"
+            # it is not started into the same trouble
+            audits = farm.output.read_text().count("a slot ended")
+            assert (audits, farm.slot("a").pid) == (1, None)
+            os.sched_setaffinity(server.pid, {two_cpus[0]})
+            until(lambda: farm.slot("a").pid not in (None, old), "it lives again")
+            assert farm.slot("a").device["class"] in ("A", "B")
+    finally:
+        server.kill()
+        server.wait()
+
+
+def test_a_slot_that_its_own_memory_limit_kills_says_so(placed: Settings, two_cpus: list[int]) -> None:
+    if not read_topology().right("memory").granted:
+        pytest.skip("no right to limit memory")
+    farm = PlacedFarm(placed, slots=1)
+    farm.node_toml = one_each(*two_cpus).partition('[[slots]]\nname = "b"')[0] + 'memory = "400 MiB"\n'
+    with farm:
+        job = farm.submit({"name": "eats", "do": {"allocate": 900 << 20}})
+        (task,) = farm.tasks(job)
+        lost = until(lambda: [a for a in farm.attempts(task.id) if a.state == "lost"], "the slot is killed")
+        assert "it reached its memory limit of 400 MiB; raise slots.a.memory in farm.toml" in lost[0].error
+        _cancel(farm, job)
+
+
 _FAULTY_AGENT = """
 import sys
 from farm.settings import settings
