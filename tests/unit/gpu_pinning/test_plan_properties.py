@@ -35,13 +35,14 @@ def machines(draw: st.DrawFn) -> Topology:
     per_node = draw(st.integers(1, 8))
     per_llc = draw(st.sampled_from([1, 2, 4, 8]))
     threads = draw(st.integers(1, 2))
-    known = draw(st.booleans())
+    known, spans = draw(st.booleans()), draw(st.booleans())
     total = nodes * per_node
     cores, caches = [], {}
     for core in range(total):
         cpus = tuple(core + total * t for t in range(threads))
         node = core // per_node
-        llc = node * 100 + core % per_node // per_llc
+        # a firmware's NUMA nodes may cut through a cache (cluster on die, SNC): its number spans them
+        llc = core // per_llc if spans else node * 100 + core % per_node // per_llc
         caches.setdefault(llc, []).extend(cpus)
         cores.append(Core(id=core, package=node, die=0, node=node if known else None, llc=llc, cpus=cpus))
     all_cpus = [cpu for core in cores for cpu in core.cpus]
@@ -248,6 +249,9 @@ def check(machine: Topology, wishes: Wishes, observed: tuple[ObservedNeighbour, 
             assert pair.raise_by
         if neighbour.fence == "none":
             assert pair.guarantee == "C"
+        elif not set(slot.cores) & set(neighbour.cores):
+            caches = [{machine.core_by_id[c].llc for c in cores} for cores in (slot.cores, neighbour.cores)]
+            assert ("last-level cache" in pair.shares) == bool(caches[0] & caches[1])
     for wish in wishes.neighbours:
         seated = wish.name in by_name
         assert seated != any(r.wish.startswith(f"neighbours.{wish.name}.") for r in plan.refusals)
