@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from gpu_pinning.machine import (
@@ -30,12 +30,14 @@ GIB = 1 << 30
 
 
 @st.composite
-def machines(draw: st.DrawFn) -> Topology:
+def machines(draw: st.DrawFn, spans: bool | None = None) -> Topology:
+    """``spans``: whether caches span NUMA nodes; None: either."""
     nodes = draw(st.integers(1, 3))
     per_node = draw(st.integers(1, 8))
     per_llc = draw(st.sampled_from([1, 2, 4, 8]))
     threads = draw(st.integers(1, 2))
-    known, spans = draw(st.booleans()), draw(st.booleans())
+    known = draw(st.booleans())
+    spans = draw(st.booleans()) if spans is None else spans
     total = nodes * per_node
     cores, caches = [], {}
     for core in range(total):
@@ -271,3 +273,22 @@ def test_no_device_twice_no_core_twice_neighbours_untouched_class_never_too_high
     assert make_plan(machine, wishes, observed) == plan
     assert Plan.parse(plan.dump()) == plan
     assert Topology.parse(machine.dump()) == machine
+
+
+@given(machines(spans=True), st.data())
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_a_cache_in_common_is_told_whatever_nodes_its_cores_are_in(
+    machine: Topology, data: st.DataObject
+) -> None:
+    allowed = set(machine.allowed_cpus)
+    whole = [core for core in machine.cores if allowed.issuperset(core.cpus)]
+    assume(len(whole) > 1)
+    mine, theirs = data.draw(st.permutations(whole))[:2]
+    cpus, own = (",".join(map(str, core.cpus)) for core in (theirs, mine))
+    text = f'[[neighbours]]\nname = "n"\ncpus = "{cpus}"\n'
+    text += f'[[slots]]\nname = "s"\npools = ["render"]\ncpus = "{own}"\n'
+    plan = make_plan(machine, Wishes.parse(text))
+    (pair,) = plan.sharing
+    assert ("last-level cache" in pair.shares) == (mine.llc == theirs.llc)
+    if mine.llc == theirs.llc:
+        assert pair.guarantee != "A"
