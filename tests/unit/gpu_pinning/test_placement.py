@@ -605,3 +605,24 @@ def test_the_recorded_machine_of_two_h200s_gives_each_slot_a_gpu_of_its_own() ->
         denied = {node.path for node in plan.slot(name).deny}
         assert path not in denied and (set(own.values()) - {path}) <= denied
     assert {node.path for node in plan.slot("cpu-0").deny} == {node.path for node in machine.device_nodes}
+
+
+def test_a_refusal_names_the_field_that_was_written_and_offers_only_what_there_is() -> None:
+    machine = recorded("laptop")
+    everything = cpulist.show(machine.allowed_cpus)
+    taken = f'[[slots]]\nname = "all"\npools = ["render"]\ncpus = "{everything}"\n'
+    late = '[[slots]]\nname = "late"\npools = ["render"]\n'
+    for written, field in (
+        ('cpus = "0-1"', "cpus"),
+        ('cores = "0-1"', "cores"),
+        ("cores = 1", "cores"),
+        ('cpus = "900"', "cpus"),
+    ):
+        (refusal,) = make_plan(machine, Wishes.parse(taken + late + written)).refusals
+        assert refusal.wish == f"slots.late.{field}"
+        assert "choose among" not in refusal.fix, "nothing is free"
+    half = f'[[slots]]\nname = "x"\npools = ["render"]\ncpus = "{cpulist.show(machine.cores[0].cpus)}"\n'
+    twice = half + half.replace('"x"', '"y"')
+    (refusal,) = make_plan(machine, Wishes.parse(twice)).refusals
+    left = sorted(cpu for core in machine.cores[1:] for cpu in core.cpus)
+    assert refusal.fix == f"choose among {cpulist.show(left)}"
