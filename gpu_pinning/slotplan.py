@@ -6,7 +6,8 @@ from typing import Literal
 
 from gpu_pinning.machine import DeviceNode, Gpu, MigInstance, Topology
 from gpu_pinning.plan import FencePlan, Limits, SlotKind, SlotPlan
-from gpu_pinning.wishes import THREAD_COUNTS, SlotWish, Wishes
+from gpu_pinning.wish_values import THREAD_COUNTS
+from gpu_pinning.wishes import SlotWish, Wishes
 
 _HOST_WORK_WEIGHT = 20
 MPS_DIRECTORY = "/tmp/nvidia-mps"

@@ -6,20 +6,13 @@ its paths. Unknown fields are refused. Errors come all at once, each with field,
 
 from __future__ import annotations
 
-import difflib
-import os
 import re
 import tomllib
-from collections.abc import Callable, Iterator
-from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
-from urllib.parse import urlsplit
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     PrivateAttr,
@@ -28,133 +21,29 @@ from pydantic import (
     model_validator,
 )
 
-from gpu_pinning import cpulist
 from gpu_pinning.errors import ConfigError
+from gpu_pinning.wish_faults import line_of, zero_bytes
+from gpu_pinning.wish_faults import problems as problems_of
+from gpu_pinning.wish_values import (
+    MOST_CPUS,
+    MOST_PROCESSES,
+    MOST_THREADS,
+    NAME,
+    Cores,
+    Environment,
+    Flag,
+    GpuName,
+    MemoryNodes,
+    Rate,
+    Size,
+    Url,
+    Whole,
+)
 
 Pool = Literal["video", "nerf", "render", "encode", "openjd"]
 POOLS: tuple[str, ...] = get_args(Pool)
 Role = Literal["decode", "prefill"]
 Guarantee = Literal["A", "B", "C"]
-_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
-_UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
-THREAD_COUNTS = (
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "BLIS_NUM_THREADS",
-    "NUMEXPR_MAX_THREADS",
-    "RAYON_NUM_THREADS",
-    "OPENCV_FOR_THREADS_NUM",
-    "NUMBA_NUM_THREADS",
-    "VECLIB_MAXIMUM_THREADS",
-)
-"""Variables by which numeric libraries learn how many threads to start."""
-_FIXED = {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES"}
-_FIXED_HEADS = ("CUDA_MPS_", "STILLFRAME_")
-_MOST_BYTES = 2**63 - 1
-_MOST_CPUS = 65_536
-_MOST_THREADS = 4096
-_MOST_PROCESSES = 1 << 22
-"""The kernel's PID_MAX_LIMIT."""
-_VARIABLE_BYTES = 128 << 10
-"""The kernel's MAX_ARG_STRLEN, for name, value and the zero byte."""
-_NAME = r"[a-z0-9][a-z0-9-]{0,39}"
-
-
-def parse_size(value: object) -> object:
-    """Bytes out of ``"64 GiB"`` or a whole number. Raises ValueError."""
-    if isinstance(value, str):
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)", value.strip())
-        if match is None or match[2].lower() not in _UNITS:
-            raise ValueError("write a size in bytes or with a unit, for example '64 GiB'")
-        return int(Decimal(match[1]) * _UNITS[match[2].lower()])
-    if isinstance(value, bool):
-        raise ValueError("must be a size: bytes, or with a unit, for example '64 GiB'")
-    return value
-
-
-def _parse_cores(value: object) -> object:
-    if isinstance(value, str):
-        cpus = cpulist.parse(value)
-        if not cpus:
-            raise ValueError("is empty; write a number of cores or a list of CPUs such as '0-15'")
-        return cpus
-    if isinstance(value, list | tuple):
-        if not value:
-            raise ValueError("is empty; write a number of cores or a list of CPUs such as '0-15'")
-        return value
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError("must be 1 or more, or a list of CPUs such as '0-15'")
-    return value
-
-
-def _parse_nodes(value: object) -> object:
-    if isinstance(value, str):
-        nodes = cpulist.parse(value)
-        if not nodes:
-            raise ValueError("is empty; write a list of memory nodes such as '0-1'")
-        return nodes
-    if isinstance(value, list) and not value:
-        raise ValueError("is empty; leave it out, or write a list of memory nodes such as '0-1'")
-    if not isinstance(value, list | tuple):
-        raise ValueError("must be a list of memory nodes such as '0-1'")
-    return value
-
-
-def _parse_gpu(value: object) -> object:
-    if isinstance(value, int):
-        raise ValueError(
-            "is ambiguous: NVML, CUDA and /dev/nvidiaN number GPUs three ways; "
-            "write a UUID or a PCI address out of `farm topology`"
-        )
-    if isinstance(value, str) and not re.fullmatch(
-        r"GPU-[0-9a-fA-F-]{4,36}|([0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]", value
-    ):
-        raise ValueError(
-            "is neither a UUID ('GPU-…') nor a PCI address ('0000:3b:00.0'); see `farm topology`"
-        )
-    return value
-
-
-def _parse_url(value: object) -> object:
-    if isinstance(value, str):
-        parts = urlsplit(value)
-        try:
-            good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        except ValueError:
-            good = False
-        if not good:
-            raise ValueError("is no URL of a server; write for example 'http://127.0.0.1:8000'")
-    return value
-
-
-def _parse_environment(value: dict[str, str]) -> dict[str, str]:
-    faults = []
-    for name, text in value.items():
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            faults.append(f"{name!r} is no name of a variable: letters, digits and _, no digit first")
-        elif name in THREAD_COUNTS:
-            faults.append(f"sets {name}, which follows the slot's cores: use threads")
-        elif name in _FIXED or name.startswith(_FIXED_HEADS):
-            faults.append(f"sets {name}, which the plan sets: use gpus, mig or mps_percent")
-        elif len(os.fsencode(f"{name}={text}")) >= _VARIABLE_BYTES:
-            faults.append(
-                f"{name} is longer than the {_VARIABLE_BYTES >> 10} KiB that a program can be given"
-            )
-    if faults:
-        raise ValueError("; ".join(faults))
-    return value
-
-
-Flag = Annotated[bool, Field(strict=True)]
-Whole = Annotated[int, Field(strict=True)]
-Size = Annotated[Whole, BeforeValidator(parse_size), Field(ge=1, le=_MOST_BYTES)]
-Cores = Annotated[
-    Annotated[Whole, Field(le=_MOST_CPUS)] | tuple[Whole, ...],
-    BeforeValidator(_parse_cores),
-]
-"""A number of physical cores, or the CPUs themselves."""
-GpuName = Annotated[str, BeforeValidator(_parse_gpu)]
 
 
 class _Strict(BaseModel):
@@ -164,7 +53,7 @@ class _Strict(BaseModel):
 class PlacementWish(_Strict):
     """``[placement]``"""
 
-    system_cores: Annotated[Whole, Field(ge=0, le=_MOST_CPUS)] = 0
+    system_cores: Annotated[Whole, Field(ge=0, le=MOST_CPUS)] = 0
     """Physical cores, lowest first, left to the system."""
     lowest_class: Guarantee = "C"
     """Slots that cannot reach this class beside every neighbour are refused."""
@@ -173,7 +62,7 @@ class PlacementWish(_Strict):
     share_cores: Flag = False
     """Slots that find no free core sit on the cores of other slots, never of neighbours: for small
     machines."""
-    copy_rate: Annotated[Whole, BeforeValidator(parse_size), Field(ge=0, le=_MOST_BYTES)] = 4 << 30
+    copy_rate: Rate = 4 << 30
     """Bytes per second between a GPU and the host in slots that share a PCIe switch with a decode neighbour;
     0: as fast as it goes."""
     device_fence: Literal["required", "try"] = "try"
@@ -225,12 +114,12 @@ class NeighbourWish(_Seated):
     there.
     """
 
-    name: Annotated[str, Field(pattern=f"^{_NAME}$")]
+    name: Annotated[str, Field(pattern=f"^{NAME}$")]
     role: Role = "decode"
     gpus: tuple[GpuName, ...] = ()
     mig: tuple[str, ...] = ()
     """UUIDs of MIG instances, where it has no whole GPU."""
-    url: Annotated[str, BeforeValidator(_parse_url)] | None = None
+    url: Url | None = None
     """Its OpenAI-style endpoint, ``http://127.0.0.1:8000``."""
     model: str | None = None
     budget_ms: Annotated[float, Field(gt=0, strict=True, allow_inf_nan=False)] | None = None
@@ -255,7 +144,7 @@ class SlotWish(_Seated):
     Without cores a CPU slot gets 2 and a GPU slot up to 4.
     """
 
-    name: Annotated[str, Field(pattern=f"^{_NAME}$")]
+    name: Annotated[str, Field(pattern=f"^{NAME}$")]
     pools: Annotated[tuple[Pool, ...], Field(min_length=1)]
     """Pools that it serves, first choice first."""
     count: Annotated[Whole, Field(ge=1, le=4096)] | Literal["all"] = 1
@@ -269,21 +158,21 @@ class SlotWish(_Seated):
     share_with: str | None = None
     """Name of the neighbour whose GPU an MPS or MIG slot may share."""
     memory: Size | None = None
-    memory_nodes: Annotated[tuple[Whole, ...], BeforeValidator(_parse_nodes)] | None = None
+    memory_nodes: MemoryNodes | None = None
     """Memory nodes by hand, for example a CPU-less one."""
     nice: Annotated[Whole, Field(ge=-20, le=19)] | None = None
     """Default 0 for GPU slots and 10 for CPU slots."""
     ionice: Literal["none", "best-effort", "idle"] | None = None
     cpu_weight: Annotated[Whole, Field(ge=1, le=10_000)] | None = None
     """Share of contended CPUs. Default, where there is a right to it: 100 for GPU slots, 20 for CPU slots."""
-    processes: Annotated[Whole, Field(ge=16, le=_MOST_PROCESSES)] | None = None
+    processes: Annotated[Whole, Field(ge=16, le=MOST_PROCESSES)] | None = None
     """Most processes and threads."""
     disk_write: Size | None = None
     """Bytes per second to the disk under ``paths.work``."""
     lowest_class: Guarantee | None = None
-    threads: Annotated[Whole, Field(ge=1, le=_MOST_THREADS)] | None = None
+    threads: Annotated[Whole, Field(ge=1, le=MOST_THREADS)] | None = None
     """Threads of numeric libraries; default: its cores."""
-    environment: Annotated[dict[str, str], AfterValidator(_parse_environment)] = {}
+    environment: Environment = {}
     """More variables, set before exec."""
 
     @model_validator(mode="after")
@@ -389,30 +278,15 @@ class Wishes(_Strict):
         try:
             data = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
-            raise ConfigError(source, [("TOML", _line_of(error, text), str(error))]) from None
-        problems = [*_zero_bytes(data), *_take_out_bad_cpus(data)]
+            raise ConfigError(source, [("TOML", line_of(error, text), str(error))]) from None
+        problems = [*zero_bytes(data), *_take_out_bad_cpus(data)]
         try:
             made = cls.model_validate(data)
         except ValidationError as error:
-            problems += _problems(error, data)
+            problems += problems_of(error, data, _known_fields)
         if problems:
             raise ConfigError(source, problems)
         return made
-
-
-def _zero_bytes(value: object, field: str = "") -> Iterator[tuple[str, object, str]]:
-    """Text with a zero byte, which neither programs nor databases take."""
-    if isinstance(value, str) and "\0" in value:
-        yield field, value, "holds a zero byte; remove it"
-    elif isinstance(value, dict):
-        for key, each in value.items():
-            inner = f"{field}.{key}".lstrip(".")
-            if "\0" in key:
-                yield inner, key, "has a zero byte in its name; remove it"
-            yield from _zero_bytes(each, inner)
-    elif isinstance(value, list):
-        for number, each in enumerate(value):
-            yield from _zero_bytes(each, f"{field}[{number}]")
 
 
 def _take_out_bad_cpus(data: dict[str, Any]) -> list[tuple[str, object, str]]:
@@ -446,113 +320,6 @@ def default_slots() -> tuple[SlotWish, ...]:
         SlotWish(name="mig", pools=("video", "nerf", "render"), mig="any", count="all"),
         SlotWish(name="cpu", pools=("render", "encode", "nerf", "video"), cores=2, count="all"),
     )
-
-
-def _problems(error: ValidationError, data: dict[str, Any]) -> list[tuple[str, object, str]]:
-    """One problem for each field: where a value may be of several types, only the answer that fits it
-    best."""
-    found: dict[str, tuple[str, object, str]] = {}
-    for item in error.errors():
-        path = _real_path(item["loc"], data)
-        field = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path).lstrip(".") or "farm.toml"
-        if item["type"] == "extra_forbidden":
-            known = _known_fields(path[:-1])
-            near = difflib.get_close_matches(str(path[-1]), known, 1)
-            fix = (
-                f"unknown field; did you mean {near[0]!r}?"
-                if near
-                else f"unknown field; known: {', '.join(known)}"
-            )
-        elif item["type"] == "missing":
-            fix = "is missing; add it"
-        else:
-            fix = _plain(item["type"], item.get("ctx", {}), item["msg"], path)
-        value = _value_at(data, path)
-        if (
-            path
-            and path[-1] == "cores"
-            and isinstance(owner := _at(data, path[:-1]), dict)
-            and "cpus" in owner
-        ):
-            field, value = field.removesuffix("cores") + "cpus", owner["cpus"]
-        if field not in found or item["type"] == "value_error":
-            found[field] = (field, value, fix)
-        elif fix not in found[field][2]:
-            # what may be of several types
-            found[field] = (field, value, f"{found[field][2]}, or {fix.removeprefix('must be ')}")
-    # Of a union, the member that got deepest into the value is the one that was meant.
-    return [p for f, p in found.items() if not any(o != f and o.startswith(f + "[") for o in found)]
-
-
-_TEXTS: dict[str, Callable[[dict[str, Any]], str]] = {
-    "greater_than_equal": lambda ctx: f"must be {ctx['ge']} or more",
-    "less_than_equal": lambda ctx: f"must be {ctx['le']} or less",
-    "greater_than": lambda ctx: f"must be more than {ctx['gt']:g}",
-    "finite_number": lambda ctx: "must be a finite number",
-    "literal_error": lambda ctx: f"must be {ctx['expected']}",
-    "too_short": lambda ctx: "must not be empty",
-    "string_type": lambda ctx: "must be text in quotes",
-}
-
-
-def _plain(kind: str, ctx: dict[str, Any], text: str, path: list[int | str]) -> str:
-    """What a field must be, in words of farm.toml and not of the program that reads it."""
-    if kind in _TEXTS:
-        return _TEXTS[kind](ctx)
-    if kind == "string_pattern_mismatch":
-        if path == ["name"]:
-            return "must be letters, digits, dots, dashes and underscores, 63 at most, the first no mark"
-        return "must be small letters, digits and dashes, 40 at most, the first no dash"
-    if kind.startswith("int"):
-        return "must be a whole number"
-    if kind.startswith("float"):
-        return "must be a number"
-    if kind.startswith("bool"):
-        return "must be true or false, without quotes"
-    if kind in ("tuple_type", "list_type"):
-        tables = len(path) == 1 and path[0] in ("slots", "neighbours")
-        return f"must be tables, each begun by [[{path[0]}]]" if tables else "must be a list in brackets"
-    if kind in ("dict_type", "model_type", "model_attributes_type"):
-        head = ".".join(str(part) for part in path if isinstance(part, str))
-        many = any(isinstance(part, int) for part in path)
-        return f"must be a table, begun by [[{head}]]" if many else f"must be a table, begun by [{head}]"
-    return text.removeprefix("Value error, ")
-
-
-def _line_of(error: tomllib.TOMLDecodeError, text: str) -> str:
-    """The line that a parse error tells of; the last one where it tells of the end."""
-    lines = text.splitlines() or [""]
-    match = re.search(r"at line (\d+)", str(error))
-    return lines[min(int(match[1]), len(lines)) - 1] if match else lines[-1]
-
-
-def _real_path(loc: tuple[int | str, ...], data: Any) -> list[int | str]:
-    """``loc`` without the names of union members that pydantic puts into it."""
-    path: list[int | str] = []
-    here = data
-    for number, part in enumerate(loc):
-        last = number == len(loc) - 1
-        if isinstance(here, dict) and (part in here or (last and isinstance(part, str) and "[" not in part)):
-            path.append(part)
-            here = here.get(part)
-        elif isinstance(here, list) and isinstance(part, int):
-            path.append(part)
-            here = here[part] if part < len(here) else None
-    return path
-
-
-def _at(data: Any, path: list[int | str]) -> Any:
-    for part in path:
-        try:
-            data = data[part]
-        except (KeyError, IndexError, TypeError):
-            return None
-    return data
-
-
-def _value_at(data: Any, path: list[int | str]) -> object:
-    value = _at(data, path)
-    return value if not isinstance(value, dict) else value.get("name", "…")
 
 
 def _known_fields(path: list[int | str]) -> list[str]:
