@@ -62,6 +62,7 @@ class SlotHost:
         # the engines' hot path: no further call in between
         self.check = self._obedience.check
         self.scratch = bench.scratch / task.attempt_id
+        self._frozen: tuple[int, ...] = ()
         self.scratch.mkdir(parents=True)
         self._log_file = AttemptLog(bench.settings.logs, task.attempt_id)
         self.log: Log = self._log_file
@@ -318,12 +319,14 @@ class SlotHost:
 
     @contextlib.contextmanager
     def frozen(self, pids: Sequence[int]) -> Iterator[None]:
-        """Declare child process groups that go with this task."""
-        self._bench.control.groups(pids)
+        """Declare child process groups that go with this task; inside another, until this one ends."""
+        before, self._frozen = self._frozen, tuple(pids)
+        self._bench.control.groups(self._frozen)
         try:
             yield
         finally:
-            self._bench.control.groups(())
+            self._frozen = before
+            self._bench.control.groups(before)
 
     def keep_warm(self, *keys: str | None) -> None:
         """Say all that stays loaded in this slot after the task."""

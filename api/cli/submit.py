@@ -71,8 +71,13 @@ def submit(
         list[str] | None, typer.Option(help="Video: FILE or FILE:WEIGHT; repeat it for more.")
     ] = None,
     root: Annotated[
-        Path | None, typer.Option(help="Folder that the job's paths start in; the source's without it.")
+        Path | None,
+        typer.Option(help="The project's folder, in which the job's paths start; the source's without it."),
     ] = None,
+    allow_outside: Annotated[
+        bool,
+        typer.Option("--allow-outside", help="Send files, too, that a .blend names outside its folder."),
+    ] = False,
     setting: Annotated[
         list[str] | None,
         typer.Option("--set", help="Any field of the spec, such as film.crf=18 or denoise=oidn."),
@@ -109,6 +114,7 @@ def submit(
         "last_image": last_image,
         "video": video,
         "lora": lora,
+        "allow_outside": allow_outside or None,
     }
     given = {field: value for field, value in options.items() if value not in (None, [])}
     if download is not None and not watch:

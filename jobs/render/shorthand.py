@@ -14,7 +14,9 @@ from jobs.render.spec import SCENE_SUFFIXES
 
 SUFFIXES: Final = SCENE_SUFFIXES
 """Files that ``farm submit FILE`` takes for a render, without the kind."""
-OPTIONS: Final = ("frames", "size", "samples", "device", "seed", "formats", "film", "fps")
+OPTIONS: Final = (
+    "frames", "size", "samples", "device", "seed", "formats", "film", "fps", "allow_outside",
+)  # fmt: skip
 _PLAIN = {"frames": "frames", "size": "resolution", "samples": "samples", "device": "device", "seed": "seed"}
 _SELF_CONTAINED: Final = (".usd", ".usda", ".usdc", ".usdz")
 
@@ -40,14 +42,14 @@ def build(
 ) -> tuple[dict[str, Any], Gathered]:
     """Spec and files (by job path) of rendering ``source``.
 
-    ``options`` may hold ``frames, size, samples, device, seed, formats, film, fps``. Every file that the
-    scene names comes along; ``root`` is the folder that the job's paths start in, by default the scene's own.
+    ``options`` may hold those of :data:`OPTIONS`. Every file that the scene names comes along; ``root`` is
+    the folder that the job's paths start in, by default the scene's own.
 
     Raises :class:`farm.errors.InvalidInput` for a scene that is missing, broken, or reaches out of ``root``.
     """
     if not source.is_file():
         raise InvalidInput(f"there is no file {source}")
-    files = collect(source, root)
+    files = collect(source, root, allow_outside=bool(options.get("allow_outside")))
     spec: dict[str, Any] = {"scene": files.scene}
     spec |= {field: options[name] for name, field in _PLAIN.items() if name in options}
     if "formats" in options:
@@ -61,13 +63,17 @@ def build(
     return spec, files
 
 
-def collect(source: Path, root: Path | None = None) -> Gathered:
-    """The scene and every file that it names, by job path. Raises like :func:`build`."""
+def collect(source: Path, root: Path | None = None, *, allow_outside: bool = False) -> Gathered:
+    """The scene and every file that it names, by job path; those of a .blend outside its folder (``root``)
+    with ``allow_outside`` alone. Raises like :func:`build`.
+    """
     suffix = source.suffix.lower()
     if suffix not in SCENE_SUFFIXES:
         raise InvalidInput(f"{source} is no scene that can be rendered: {', '.join(SCENE_SUFFIXES)}")
     if suffix == ".blend":
-        return _blend(source, root)
+        return _blend(source, root, allow_outside)
+    if allow_outside:
+        raise InvalidInput("--allow-outside is for .blend files; name the folder of others with --root")
     folder = root or source.parent
     files = Gathered()
     files.scene = _job_path(source, folder)
@@ -88,11 +94,11 @@ def collect(source: Path, root: Path | None = None) -> Gathered:
     return files
 
 
-def _blend(source: Path, root: Path | None) -> Gathered:
+def _blend(source: Path, root: Path | None, allow_outside: bool) -> Gathered:
     from jobs.render.blender.collect import collect as gather
 
     files = Gathered()
-    with gather(source, root) as found:
+    with gather(source, root, allow_outside=allow_outside) as found:
         files.scene = found.scene
         for job_path, path in found.files.items():
             if job_path in found.rewritten:
@@ -101,6 +107,14 @@ def _blend(source: Path, root: Path | None) -> Gathered:
                 files[job_path] = path
         files.notes += [f"made the absolute paths in {job_path} relative" for job_path in found.rewritten]
         files.notes += [f"not found, and not sent: {path}" for path in found.missing]
+        files.notes += [
+            f"left out: {path} is no image, film, sound, font, cache or scene file; to send it anyway, "
+            "name it in the assets of a job file (--spec)"
+            for path in found.left_out
+        ]
+        files.notes += [
+            f"{block} could not be followed: files that it names alone are not sent" for block in found.unread
+        ]
     return files
 
 

@@ -51,7 +51,7 @@ class BlenderDriver:
     def load(self, held: Held, spec: Spec, task: TaskContext, host: Host) -> None:
         """Check the scene's paths, then open the file, look through it, and set it up as the job asks."""
         # while Blender starts: it takes longer than this
-        file = _look(held.child.room.inputs, spec, host, held.facts["version"])
+        file = _look(held.child, spec, host, held.facts["version"])
         held.ask(
             "load",
             path=str(held.child.inputs / spec.scene),
@@ -292,6 +292,9 @@ def _report(answer: Mapping[str, Any], spec: Spec, file: scene_file.SceneFile | 
                 f"and would show {shown!r}; name one in blender.view_transform",
             },
         )
+    for unread in file.unread if file else ():
+        text = f"{unread} could not be followed, so files that it names were not looked for"
+        findings.append({"code": "unread", "severity": "warning", "missing": False, "message": text})
     fault = answer["fault"]
     if fault is not None:
         findings.insert(
@@ -308,15 +311,14 @@ def _report(answer: Mapping[str, Any], spec: Spec, file: scene_file.SceneFile | 
     }
 
 
-def _look(root: Path, spec: Spec, host: Host, version: str) -> scene_file.SceneFile | None:
+def _look(child: Child, spec: Spec, host: Host, version: str) -> scene_file.SceneFile | None:
     """Check the paths of the scene before Blender sees it; what a .blend says of itself."""
     if spec.suffix == ".blend":
-        confined = confinement().name == "bubblewrap"
-        found = scene_file.read(root, spec.scene, confined=confined)
+        found = scene_file.read(child.room, spec.scene, child, host)
         found.fits(spec.scene, version)
         return found
     if spec.suffix in _CHECKED:
-        check_scene(root, spec.scene, owner(host))
+        check_scene(child.room.inputs, spec.scene, owner(host))
     elif confinement().name != "bubblewrap":
         raise EscapedPath(
             f"{spec.scene}: the paths in a {spec.suffix} cannot be checked, so it is opened under bubblewrap "

@@ -1,18 +1,26 @@
 """What a .blend says before Blender opens it: the engines of its scenes, and every path that it names.
 
-Read by blender-asset-tracer in the slot. Blender maps an engine that no longer exists to another in silence,
-and opens linked libraries while it opens the file: both are looked at first.
+Blender maps an engine that no longer exists to another in silence, and opens linked libraries while it opens
+the file: both are looked at first. The looking is done by :mod:`jobs.render.blender.reader`, in a child that
+is confined as Blender itself, with less time, memory and disk.
 """
 
 from __future__ import annotations
 
-import logging
 import os
+import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from farm.errors import EscapedPath, NotInstalled, PermanentFailure
+from farm.errors import EscapedPath, PermanentFailure, TimedOut
+from jobs.engine import Host
+from jobs.render.bounds import Limits
+from jobs.render.child_process import Child
+from jobs.render.driver import ROOT_FOLDER, process_limit
+from jobs.render.held import Clock, Held
+from jobs.render.sandbox import Room, confinement, farm_python
 
 KNOWN_ENGINES: Final = {
     "CYCLES": "cycles",
@@ -21,16 +29,24 @@ KNOWN_ENGINES: Final = {
     "BLENDER_WORKBENCH": "workbench",
 }
 """Engines as files name them, and what a job calls them."""
+READER: Final = "jobs.render.blender.reader"
+TIME_LIMIT_S = 120.0
+"""Looking through a production file of a gigabyte takes about ten seconds."""
+MEMORY_LIMIT = 3 * 2**30
+UNPACKED_LIMIT = 4 * 2**30
+"""What all compressed files of a job may unpack to, on disk, while they are looked through."""
 
 
 @dataclass(frozen=True, slots=True)
 class SceneFile:
     """``engines`` and ``views`` map scenes to the engine and the view transform that the file names;
-    ``outside`` are paths that leave the job; ``saved_by`` is the Blender that wrote it (major, minor)."""
+    ``outside`` are paths that leave the job; ``unread`` names data-blocks that could not be followed;
+    ``saved_by`` is the Blender that wrote it (major, minor)."""
 
     engines: dict[str, str]
     views: dict[str, str]
     outside: tuple[str, ...]
+    unread: tuple[str, ...]
     saved_by: tuple[int, int]
 
     def fits(self, scene: str, version: str) -> None:
@@ -46,47 +62,62 @@ class SceneFile:
             )
 
 
-def read(root: Path, scene: str, *, confined: bool) -> SceneFile:
-    """Look into the .blend at job path ``scene`` below ``root``.
+def read(room: Room, scene: str, beside: Child, host: Host) -> SceneFile:
+    """Look into the .blend at job path ``scene`` of ``room``; ``beside`` is a child that runs meanwhile.
 
-    A path that leaves the assets counts as missing where the child cannot see it (``confined``).
+    A path that leaves the assets counts as missing where children cannot see it.
 
-    Raises :class:`farm.errors.PermanentFailure` for a file that is no .blend, and
-    :class:`farm.errors.EscapedPath` where an unconfined Blender would open a file outside the job's assets.
+    Raises :class:`farm.errors.PermanentFailure` for a file that is no .blend, is damaged, or cannot be looked
+    through within the limits, and :class:`farm.errors.EscapedPath` where an unconfined Blender would open a
+    file outside the job's assets.
     """
+    confined = confinement().name == "bubblewrap"
+    # where a killed slot's folders are swept
+    folder = Path(tempfile.mkdtemp(prefix=f"{ROOT_FOLDER}{os.getpid()}-", dir=host.scratch.parent))
+    held = None
     try:
-        from blender_asset_tracer import blendfile, trace
-    except ImportError:
-        raise NotInstalled(
-            "reading .blend files needs blender-asset-tracer: pip install 'stillframe[render]'"
+        program = farm_python(READER)
+        # the reader bounds itself, and can say so then; what holds from outside is for a reader gone mad
+        limits = Limits(2 * MEMORY_LIMIT, process_limit(1))
+        child = Child(program, Room(room.inputs, folder, room.links), {"TMPDIR": "."}, limits)
+        held = Held(child, READER, limits.memory)
+        with host.frozen([beside.pid, child.pid]):
+            held.ask(
+                "look",
+                root=str(child.inputs),
+                scene=scene,
+                placed=[] if confined else [str(path) for path in room.links.values()],
+                memory=MEMORY_LIMIT,
+                unpacked=UNPACKED_LIMIT,
+            )
+            found = held.wait(("read",), scene, Clock(TIME_LIMIT_S), host)
+    except TimedOut:
+        raise PermanentFailure(
+            f"{scene} cannot be looked through within {TIME_LIMIT_S:g} s; it is damaged, or far too large"
         ) from None
-    logging.getLogger("blender_asset_tracer").setLevel(logging.ERROR)
-    path = root / scene
-    inside = Path(os.path.realpath(root))
-    outside = []
-    try:
-        # stays open: the tracer takes it from the cache, and reads it once
-        blend = blendfile.open_cached(path)
-        saved_by = divmod(int(blend.header.version), 100)
-        engines, views = {}, {}
-        for block in blend.find_blocks_from_code(b"SC"):
-            name = (block.id_name or b"")[2:].decode("utf-8", "replace")
-            engines[name] = str(block.get((b"r", b"engine"), as_str=True))
-            views[name] = str(block.get((b"view_settings", b"view_transform"), as_str=True))
-        for usage in trace.deps(path):
-            target = Path(os.path.realpath(usage.abspath))
-            if target.is_relative_to(inside):
-                continue
-            named = bytes(usage.asset_path or b"").decode("utf-8", "replace")
-            outside.append(named)
-            if not confined and target.exists():
+    except PermanentFailure as error:
+        words = error.message.removeprefix(f"{scene}: ")
+        raise PermanentFailure(f"{scene} cannot be read as a .blend file: {words}") from None
+    finally:
+        if held is not None:
+            held.end(politely=False)
+        shutil.rmtree(folder, ignore_errors=True)
+    if not confined:
+        for named, exists in zip(found["outside"], found["exists"], strict=True):
+            if exists:
                 raise EscapedPath(
                     f"{scene} names {named[:200]!r}, which leaves the job's assets; name a file of the job"
                 )
-    except EscapedPath:
-        raise
-    except Exception as error:  # noqa: BLE001  the tracer raises whatever a broken file leads it to
-        raise PermanentFailure(f"{scene} cannot be read as a .blend file: {error}") from None
-    finally:
-        blendfile.close_all_cached()
-    return SceneFile(engines, views, tuple(outside), saved_by)
+        if found["unread"]:
+            raise EscapedPath(
+                f"{scene} holds data-blocks whose paths cannot be checked ({found['unread'][0]}), so it is "
+                "opened under bubblewrap only; apt-get install bubblewrap"
+            )
+    major, minor = found["saved_by"]
+    return SceneFile(
+        found["engines"],
+        found["views"],
+        tuple(found["outside"]),
+        tuple(found["unread"]),
+        (int(major), int(minor)),
+    )

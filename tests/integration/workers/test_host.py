@@ -133,4 +133,7 @@ def test_progress_and_notes_reach_the_agent(host: SlotHost, shop: Shop) -> None:
 def test_declared_children_are_known_to_the_agent_while_they_count(host: SlotHost, shop: Shop) -> None:
     with host.frozen([41, 42]):
         assert shop.agent.read().groups == (41, 42)
+        with host.frozen([41, 42, 43]):
+            assert shop.agent.read().groups == (41, 42, 43)
+        assert shop.agent.read().groups == (41, 42)
     assert shop.agent.read().groups == ()

@@ -107,6 +107,15 @@ bpy.context.view_layer.objects.active = bpy.data.objects["Cube"]
 bpy.data.objects["Cube"].modifiers.new("Cloth", "CLOTH")
 save("unbaked")
 
+# a Geometry Nodes modifier without bakes, as every file of today has some
+fresh()
+group = bpy.data.node_groups.new("Grow", "GeometryNodeTree")
+group.interface.new_socket("Geometry", in_out="OUTPUT", socket_type="NodeSocketGeometry")
+cone = group.nodes.new("GeometryNodeMeshCone")
+group.links.new(cone.outputs["Mesh"], group.nodes.new("NodeGroupOutput").inputs[0])
+bpy.data.objects["Cube"].modifiers.new("Grow", "NODES").node_group = group
+save("geometry_nodes")
+
 scene = fresh()
 for label in ("Soft", "Smoke", "Wet", "Sparks", "Brick", "Nodes"):
     bpy.ops.mesh.primitive_cube_add(size=0.5)

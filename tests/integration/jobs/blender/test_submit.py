@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,8 +25,8 @@ from tests.integration.jobs.blender.conftest import REAL, REPOSITORY, Job, run_i
 MakeJob = Callable[..., Job]
 
 
-def gathered(source: Path, root: Path | None = None) -> tuple[str, Gathered]:
-    body, files = from_source("render", source, {}, root)
+def gathered(source: Path, root: Path | None = None, **options: Any) -> tuple[str, Gathered]:
+    body, files = from_source("render", source, options, root)
     assert isinstance(files, Gathered)
     return body["spec"]["scene"], files
 
@@ -71,7 +73,7 @@ def test_what_is_not_found_is_said_and_a_climbing_path_stays_in_the_job(made: Pa
 def test_absolute_paths_are_made_relative_in_a_copy(made: Path, tmp_path: Path, job: MakeJob) -> None:
     Image.new("RGB", (4, 4), (0, 255, 0)).save(made.parent / "secret", "PNG")
     try:
-        scene, files = gathered(made / "secret.blend")
+        scene, files = gathered(made / "secret.blend", allow_outside=True)
         (other,) = [path for path in files if path != scene]
         assert "made the absolute paths in secret.blend relative" in files.notes
         one = Job(job(made / "plain.blend").host, {"scene": scene, "frames": "1"})
@@ -140,3 +142,55 @@ def test_the_gpu_script_refuses_cleanly_where_there_is_no_gpu() -> None:
     )  # fmt: skip
     assert done.returncode == 3
     assert done.stdout.startswith("not run: this machine has no NVIDIA GPU")
+
+
+@pytest.fixture
+def climbing(made: Path, tmp_path: Path) -> Path:
+    """A shot that names ``//../../secret``."""
+    folder = tmp_path / "show" / "shots" / "a"
+    folder.mkdir(parents=True)
+    return Path(shutil.copy(made / "escape.blend", folder / "escape.blend"))
+
+
+def test_a_file_outside_the_folder_is_sent_only_when_the_person_says_so(climbing: Path) -> None:
+    show = climbing.parents[2]
+    Image.new("RGB", (4, 4)).save(show / "secret", "PNG")
+    with pytest.raises(InvalidInput) as refusal:
+        gathered(climbing)
+    assert f"names files outside its folder {climbing.parent}, and nothing was sent:" in str(refusal.value)
+    assert f"\n  {show / 'secret'}\n" in str(refusal.value)
+    assert f"--root {show}; or send them with --allow-outside" in str(refusal.value)
+    expected = {"secret": show / "secret", "shots/a/escape.blend": climbing}
+    assert dict(gathered(climbing, allow_outside=True)[1]) == expected
+    assert dict(gathered(climbing, show)[1]) == expected
+
+
+@pytest.mark.parametrize("what", ["text", "pipe", "folder"])
+def test_what_blender_would_not_read_is_never_sent(climbing: Path, what: str) -> None:
+    secret = climbing.parents[2] / "secret"
+    if what == "text":
+        secret.write_text("root:x:0:0:root:/root:/bin/bash\n")
+    elif what == "pipe":
+        os.mkfifo(secret)
+    else:
+        secret.mkdir()
+    for files in (gathered(climbing, allow_outside=True)[1], gathered(climbing, secret.parent)[1]):
+        assert list(files) == ["shots/a/escape.blend"]
+        (note,) = files.notes
+        assert note.startswith(f"left out: {secret} is no image, film, sound, font, cache or scene file")
+
+
+def test_a_link_lies_where_it_leads(made: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "shot"
+    (folder / "tex").mkdir(parents=True)
+    shutil.copy(made / "missing_image.blend", folder)
+    Image.new("RGB", (4, 4)).save(tmp_path / "mine.png")
+    (folder / "tex" / "none.png").symlink_to(tmp_path / "mine.png")
+    with pytest.raises(InvalidInput, match=r"tex/none\.png"):
+        gathered(folder / "missing_image.blend")
+
+
+def test_allowing_files_outside_is_for_blend_files(tmp_path: Path) -> None:
+    (tmp_path / "a.xml").write_text("<scene/>")
+    with pytest.raises(InvalidInput, match=r"--allow-outside is for \.blend files"):
+        gathered(tmp_path / "a.xml", allow_outside=True)
