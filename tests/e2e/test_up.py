@@ -55,7 +55,9 @@ def test_a_farm_comes_up_renders_and_leaves_nothing_running(tmp_path: Path) -> N
         assert done.returncode == 0, done.stderr
         job, *paths = done.stdout.split()
         assert job.startswith("job_")
-        assert sorted(Path(path).relative_to(out).as_posix() for path in paths) == [
+        # a folder for each job: its name and the end of its id
+        folder = out / f"scene-{job[-6:]}"
+        assert sorted(Path(path).relative_to(folder).as_posix() for path in paths) == [
             "film.mp4",
             "render/beauty.0001.png",
             "render/beauty.0002.png",

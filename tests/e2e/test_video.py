@@ -88,7 +88,7 @@ def test_a_film_is_made_and_a_killed_slot_makes_the_same_files(up: Up, tmp_path:
         assert running[0].pid is not None
         os.kill(running[0].pid, signal.SIGKILL)
         whole = submit(client, "whole", steps=300)
-        until(lambda: finished(client, killed) and finished(client, whole))
+        until(lambda: finished(client, killed) and finished(client, whole), deadline_s=300)
 
         assert len(hashes(client, whole)) == 17
         assert hashes(client, killed) == hashes(client, whole)
