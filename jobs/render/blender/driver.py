@@ -253,6 +253,7 @@ def wish_of(spec: Spec, threads: int, pci: list[str]) -> dict[str, Any]:
         "transparent": spec.transparent,
         "seed": spec.seed,
         "threads": threads,
+        "every_frame": list(frames) if frames else None,
         "frames": sorted({frames.first, canary_of(frames), frames.last}) if frames else None,
     }
 

@@ -47,6 +47,12 @@ def add_auto_camera(bpy: Any, scene: Any, view_layer: Any, frames: list[int]) ->
     return holder
 
 
+def markers(scene: Any) -> list[dict[str, Any]]:
+    """The markers that switch the camera: ``{"frame", "camera"}`` in the order of time."""
+    bound = [(marker.frame, marker.camera.name) for marker in scene.timeline_markers if marker.camera]
+    return [{"frame": frame, "camera": name} for frame, name in sorted(bound)]
+
+
 def fit(points: list[tuple[float, float, float]], tan_x: float, tan_y: float) -> tuple[float, float, float]:
     """The nearest camera position that sees all ``points``; everything in the camera's own axes.
 

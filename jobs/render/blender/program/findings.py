@@ -8,26 +8,30 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from . import passes
+from . import cameras, files, passes, trees
 
 _DRIVE = re.compile(r"^[A-Za-z]:[\\/]")
 _MESH_BYTES_PER_VERTEX = 120
+_SHOWN = 6
 
 
-def inspect(bpy: Any, root: str) -> dict[str, Any]:
+def inspect(bpy: Any, root: str, frames: list[int] | None = None) -> dict[str, Any]:
     """Everything the preflight reports about the open file.
 
     ``root`` is the folder of the job's assets; a file that is used but lies outside it counts as escaped.
+    ``frames`` are those that the job names, else the file's own count: a sequence must hold what they show.
     Findings are dictionaries ``{"code", "severity", "message", ...}`` with severity ``error`` (fails the
     job unless ``allow_missing``), ``warning`` or ``note``.
     """
-    data = bpy.data
+    data, scene = bpy.data, bpy.context.scene
+    own = range(scene.frame_start, scene.frame_end + 1, scene.frame_step)
     findings = [
-        *_files(bpy, root),
+        *_files(bpy, root, list(own) if frames is None else frames),
         *_missing_datablocks(data),
         *_scripts(bpy),
         *_unbaked(data),
         *_left_out(data),
+        *_switched(data),
     ]
     return {
         "blender": bpy.app.version_string,
@@ -102,64 +106,45 @@ def _finding(code: str, severity: str, message: str, **more: Any) -> dict[str, A
     return {"code": code, "severity": severity, "message": message, "missing": code in _MISSING, **more}
 
 
-def external_files(bpy: Any) -> Iterator[tuple[str, str, str, Any]]:
-    """Each file that the open file uses: (what it is, data-block name, path as written, data-block)."""
-    data = bpy.data
-    for library in data.libraries:
-        if getattr(library, "packed_file", None) is None:
-            yield "library", library.name, library.filepath, library
-    for image in data.images:
-        if (
-            image.source in {"FILE", "SEQUENCE", "MOVIE", "TILED"}
-            and image.packed_file is None
-            and image.filepath
-        ):
-            yield "image", image.name, image.filepath, image
-    for name in ("movieclips", "sounds", "fonts", "cache_files", "volumes"):
-        for block in getattr(data, name):
-            path = block.filepath
-            if path and path != "<builtin>" and getattr(block, "packed_file", None) is None:
-                yield name.rstrip("s").replace("_", " "), block.name, path, block
-
-
-def _files(bpy: Any, root: str) -> Iterator[dict[str, Any]]:
+def _files(bpy: Any, root: str, frames: list[int]) -> Iterator[dict[str, Any]]:
     inside = os.path.realpath(root)
-    for what, name, written, block in external_files(bpy):
-        users = getattr(block, "users", 1)
-        library = getattr(block, "library", None)
-        about = {"what": what, "name": name, "path": written, "users": users}
-        if what != "library" and users == 0:
+    for each in files.used(bpy.data, frames):
+        what, name, written = each.what, each.name, each.written
+        about = {"what": what, "name": name, "path": written, "users": each.users}
+        if what != "library" and each.users == 0:
             continue
+        # pictures need no sound
+        severity = "warning" if what == "sound" else "error"
         if _DRIVE.match(written) or written.startswith("\\\\"):
             yield _finding(
-                "foreign_path", "error", f"{what} {name!r} has a path of another system: {written!r}", **about
+                "foreign_path",
+                severity,
+                f"{what} {name!r} has a path of another system: {written!r}",
+                **about,
             )
             continue
-        absolute = os.path.realpath(bpy.path.abspath(written, library=library).replace("\\", "/"))
-        relative = written.startswith("//")
-        if not relative:
+        absolute = os.path.realpath(bpy.path.abspath(written, library=each.library).replace("\\", "/"))
+        if not written.startswith("//"):
             yield _finding(
                 "absolute_path", "warning", f"{what} {name!r} has an absolute path: {written!r}", **about
             )
         if os.path.commonpath([inside, absolute]) != inside:
             yield _finding(
                 "outside_assets",
-                "error",
+                severity,
                 f"{what} {name!r} lies outside the job's files: {written!r}",
                 **about,
             )
             continue
-        if not _exists(what, block, absolute):
-            yield _finding("missing_file", "error", f"{what} {name!r} is missing: {written!r}", **about)
-
-
-def _exists(what: str, block: Any, path: str) -> bool:
-    if what == "image" and block.source == "TILED":
-        return all(
-            _there(path.replace("<UDIM>", str(tile.number)).replace("<UVTILE>", f"u{tile.number}_v1"))
-            for tile in block.tiles
-        )
-    return _there(path)
+        lost = files.lacking(each, absolute)
+        if lost:
+            words = f"{what} {name!r} is missing: {written!r}"
+            if each.numbers is not None or len(each.tiles) > 1:
+                shown = ", ".join(lost[:_SHOWN]) + (
+                    f" and {len(lost) - _SHOWN} more" if len(lost) > _SHOWN else ""
+                )
+                words += f" lacks {shown}"
+            yield _finding("missing_file", severity, words, **about)
 
 
 def _there(path: str) -> bool:
@@ -206,32 +191,25 @@ def _scripts(bpy: Any) -> Iterator[dict[str, Any]]:
             name=block.name,
             path=driver_path,
         )
-    for tree in [*data.node_groups, *(m.node_tree for m in data.materials if m.node_tree)]:
+    for tree, owner in trees.every(data):
         for node in tree.nodes:
             if node.type == "SCRIPT":
                 yield _finding(
                     "osl",
                     "warning",
-                    f"script node {node.name!r} in {tree.name!r} will not run",
+                    f"script node {node.name!r} in {owner.name!r} will not run",
                     name=node.name,
                 )
 
 
 def _scripted_drivers(data: Any) -> Iterator[tuple[Any, str]]:
-    names = (
-        "objects", "meshes", "materials", "lights", "cameras", "armatures", "worlds", "scenes", "node_groups",
-        "shape_keys", "curves", "textures",
-    )  # fmt: skip
-    for name in names:
-        for block in getattr(data, name):
-            trees = [block]
-            if getattr(block, "node_tree", None) is not None:
-                trees.append(block.node_tree)
-            for owner in trees:
-                animation = owner.animation_data
-                for curve in animation.drivers if animation else ():
-                    if curve.driver.type == "SCRIPTED" and not curve.driver.is_simple_expression:
-                        yield owner, curve.data_path
+    for block in trees.datablocks(data):
+        tree = trees.embedded(block)
+        for owner in (block,) if tree is None else (block, tree):
+            animation = getattr(owner, "animation_data", None)
+            for curve in animation.drivers if animation else ():
+                if curve.driver.type == "SCRIPTED" and not curve.driver.is_simple_expression:
+                    yield block, curve.data_path
 
 
 def _unbaked(data: Any) -> Iterator[dict[str, Any]]:
@@ -251,14 +229,16 @@ def _unbaked(data: Any) -> Iterator[dict[str, Any]]:
                         yield _not_baked("dynamic paint", item.name)
             if modifier.type == "NODES" and modifier.node_group is not None:
                 simulates = any(
-                    node.bl_idname == "GeometryNodeSimulationOutput" for node in modifier.node_group.nodes
+                    node.bl_idname == "GeometryNodeSimulationOutput"
+                    for node in trees.within(modifier.node_group)
                 )
                 if simulates and not any(_there(b.directory) for b in modifier.bakes if b.directory):
                     yield _not_baked("simulation nodes", item.name)
         for system in item.particle_systems:
-            moving = system.settings.physics_type != "NO" and system.settings.type != "HAIR"
+            hair = system.settings.type == "HAIR"
+            moving = system.use_hair_dynamics if hair else system.settings.physics_type != "NO"
             if moving and not system.point_cache.is_baked:
-                yield _not_baked("particles", item.name)
+                yield _not_baked("hair dynamics" if hair else "particles", item.name)
     for scene in data.scenes:
         world = scene.rigidbody_world
         if world is not None and world.enabled and world.collection and not world.point_cache.is_baked:
@@ -280,12 +260,23 @@ def _left_out(data: Any) -> Iterator[dict[str, Any]]:
             words.append("its stamp is not burnt into the pictures")
         if cycles is not None and render.engine == "CYCLES" and cycles.time_limit > 0:
             words.append(f"its time limit of {cycles.time_limit:g} s a frame is not kept, its samples are")
-        tree = passes.compositor_tree(scene)
-        outputs = [node.name for node in tree.nodes if node.type == "OUTPUT_FILE"] if tree is not None else []
-        if outputs and render.use_compositing:
-            words.append(f"its file output nodes write nothing: {', '.join(outputs[:8])}")
+        if cycles is not None and render.engine == "CYCLES" and cycles.shading_system:
+            words.append("its Open Shading Language is switched off: script nodes do not run")
         for each in words:
             yield _finding("left_out", "warning", f"scene {scene.name!r}: {each}", name=scene.name)
+    outputs = [f"{node.name!r} in {owner.name!r}" for owner, node in trees.file_outputs(data)]
+    if outputs:
+        text = f"the file's output nodes write nothing: {', '.join(outputs[:8])}"
+        yield _finding("left_out", "warning", text)
+
+
+def _switched(data: Any) -> Iterator[dict[str, Any]]:
+    for scene in data.scenes:
+        bound = cameras.markers(scene)
+        if bound:
+            shown = ", ".join(f"{each['camera']!r} from frame {each['frame']}" for each in bound[:8])
+            text = f"scene {scene.name!r}: markers switch the camera ({shown}), unless the job names a camera"
+            yield _finding("camera_markers", "note", text, name=scene.name)
 
 
 def _not_baked(what: str, name: str) -> dict[str, Any]:

@@ -42,7 +42,7 @@ class Session:
         self._bpy.app.handlers.render_stats.append(self._on_stats)
         self._bpy.app.handlers.render_cancel.append(self._on_cancel)
         began = time.monotonic()
-        report = findings.inspect(self._bpy, request["root"])
+        report = findings.inspect(self._bpy, request["root"], request["wish"].get("every_frame"))
         inspected = time.monotonic() - began
         answer: dict[str, Any] = {"report": report, "inspect_s": inspected, "facts": None, "fault": None}
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import cameras, colors, devices, overrides, passes
+from . import cameras, colors, devices, overrides, passes, trees
 from .faults import BadInput, NoDevice
 
 ENGINES = ("cycles", "eevee", "workbench")
@@ -41,7 +41,7 @@ def configure(bpy: Any, wish: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     _color(bpy, scene, wish)
     for layer in layers:
         _passes(bpy, scene, layer, wish.get("passes", []))
-    _settle(scene, wish["threads"])
+    _settle(bpy, scene, wish["threads"])
     if wish.get("lights") == "studio":
         _studio(bpy, scene)
     _camera(bpy, scene, layers[0], wish)
@@ -52,6 +52,7 @@ def configure(bpy: Any, wish: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         "engine": engine,
         "devices": used,
         "camera": scene.camera.name,
+        "camera_markers": cameras.markers(scene),
         "frame_start": scene.frame_start,
         "frame_end": scene.frame_end,
         "frame_step": scene.frame_step,
@@ -221,7 +222,7 @@ def _passes(bpy: Any, scene: Any, layer: Any, names: list[str]) -> None:
             raise BadInput(f"{scene.render.engine} writes no pass {name!r}; leave it out of blender.passes")
 
 
-def _settle(scene: Any, threads: int) -> None:
+def _settle(bpy: Any, scene: Any, threads: int) -> None:
     """What a file may not decide on a farm: where files go, and which other files are written."""
     render = scene.render
     render.use_sequencer = False
@@ -235,14 +236,21 @@ def _settle(scene: Any, threads: int) -> None:
     render.threads_mode = "FIXED"
     render.threads = threads
     render.image_settings.color_management = "FOLLOW_SCENE"
-    tree = passes.compositor_tree(scene)
-    for node in tree.nodes if tree is not None else ():
-        if node.type == "OUTPUT_FILE":
-            node.mute = True
+    # a compositor may show other scenes of the file, and nest its outputs in groups
+    for _, node in trees.file_outputs(bpy.data):
+        node.mute = True
+    for each in bpy.data.scenes:
+        if getattr(each, "cycles", None) is not None:
+            # the program of a script node would run
+            each.cycles.shading_system = False
 
 
 def _camera(bpy: Any, scene: Any, layer: Any, wish: dict[str, Any]) -> None:
     name = wish.get("camera")
+    if name:
+        # a marker would take another camera at its frame
+        for marker in scene.timeline_markers:
+            marker.camera = None
     if name == "auto":
         start, end = scene.frame_start, scene.frame_end
         frames = wish.get("frames") or sorted({start, (start + end) // 2, end})
@@ -253,6 +261,8 @@ def _camera(bpy: Any, scene: Any, layer: Any, wish: dict[str, Any]) -> None:
             names = ", ".join(repr(each.name) for each in scene.objects if each.type == "CAMERA")
             raise BadInput(f"there is no camera {name!r} in scene {scene.name!r}; it has {names or 'none'}")
         scene.camera = item
+    if scene.camera is None and any(marker.camera for marker in scene.timeline_markers):
+        scene.frame_set((wish.get("frames") or [scene.frame_start])[0])
     if scene.camera is None:
         raise BadInput(
             f"scene {scene.name!r} has no camera; name one in blender.camera, or set it to auto "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import wave
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,118 @@ scene.render.use_border = scene.render.use_crop_to_border = True
 strips = scene.sequence_editor_create().strips
 strips.new_effect(name="Black", type="COLOR", channel=1, frame_start=1, frame_end=5)
 save("edit")
+
+scene = fresh()
+other = scene.camera.copy()
+other.name, other.location = "Other", (-4, -4, 3)
+other.rotation_euler = (1.08, 0, -0.785)
+scene.collection.objects.link(other)
+for frame, camera in ((1, scene.camera), (3, other)):
+    scene.timeline_markers.new(f"cut {frame}", frame=frame).camera = camera
+save("markers")
+
+scene = fresh()
+scene.use_nodes = scene.cycles.shading_system = True
+tree = scene.node_tree
+layers = next((n for n in tree.nodes if n.type == "R_LAYERS"), None) or tree.nodes.new(
+    "CompositorNodeRLayers"
+)
+inner = bpy.data.node_groups.new("Writes", "CompositorNodeTree")
+inner.interface.new_socket("Image", in_out="INPUT", socket_type="NodeSocketColor")
+files = inner.nodes.new("CompositorNodeOutputFile")
+files.base_path = "//nested"
+inner.links.new(inner.nodes.new("NodeGroupInput").outputs[0], files.inputs[0])
+outer = bpy.data.node_groups.new("Holds", "CompositorNodeTree")
+outer.interface.new_socket("Image", in_out="INPUT", socket_type="NodeSocketColor")
+holder = outer.nodes.new("CompositorNodeGroup")
+holder.node_tree = inner
+outer.links.new(outer.nodes.new("NodeGroupInput").outputs[0], holder.inputs[0])
+holder = tree.nodes.new("CompositorNodeGroup")
+holder.node_tree = outer
+tree.links.new(layers.outputs["Image"], holder.inputs[0])
+files = tree.nodes.new("CompositorNodeOutputFile")
+files.base_path = "//top"
+tree.links.new(layers.outputs["Image"], files.inputs[0])
+save("writes")
+
+scene = fresh()
+cube = bpy.data.objects["Cube"]
+cube.modifiers.new("Hair", "PARTICLE_SYSTEM")
+cube.particle_systems[0].settings.type = "HAIR"
+cube.particle_systems[0].use_hair_dynamics = True
+cube.shape_key_add(name="Basis")
+cube.shape_key_add(name="Up")
+paint = bpy.data.materials["Paint"].node_tree
+for owner, path in (
+    (cube.particle_systems[0].settings, "hair_length"),
+    (cube.data.shape_keys.key_blocks["Up"], "value"),
+    (paint.nodes["Principled BSDF"].inputs["Roughness"], "default_value"),
+):
+    curve = owner.driver_add(path)
+    curve.driver.type = "SCRIPTED"
+    curve.driver.expression = "len(__import__('os').listdir('/'))"
+inner = bpy.data.node_groups.new("Simulates", "GeometryNodeTree")
+output = inner.nodes.new("GeometryNodeSimulationOutput")
+inner.nodes.new("GeometryNodeSimulationInput").pair_with_output(output)
+outer = bpy.data.node_groups.new("Holds", "GeometryNodeTree")
+outer.nodes.new("GeometryNodeGroup").node_tree = inner
+cube.modifiers.new("Nodes", "NODES").node_group = outer
+sun = bpy.data.lights[0]
+sun.use_nodes = True
+sun.node_tree.nodes.new("ShaderNodeScript")
+save("hidden")
+
+
+def sequence(name: str, path: str, start: int, offset: int) -> None:
+    """Give the cube a sequence of five pictures by the path of its first."""
+    textured(path)
+    image = bpy.data.images["tex"]
+    image.name, image.source = name, "SEQUENCE"
+    user = bpy.data.materials["Paint"].node_tree.nodes["Image Texture"].image_user
+    user.frame_duration, user.frame_start, user.frame_offset, user.use_auto_refresh = 5, start, offset, True
+
+
+fresh()
+sequence("hole", "//hole_0001.png", 1, 0)
+save("hole")
+
+scene = fresh()
+sequence("pictures", "//pictures_011.png", 2, 10)
+tiled = bpy.data.images.new("tiled", 4, 4, tiled=True)
+tiled.tiles.new(1002)
+tiled.source, tiled.filepath = "TILED", "//tiled.<UDIM>.png"
+bpy.data.materials["Paint"].node_tree.nodes.new("ShaderNodeTexImage").image = tiled
+sun = bpy.data.lights[0]
+sun.use_nodes = True
+lamp = sun.node_tree.nodes.new("ShaderNodeTexIES")
+lamp.mode, lamp.filepath = "EXTERNAL", "//none.ies"
+cube = bpy.data.objects["Cube"]
+cube.modifiers.new("Mesh", "MESH_CACHE").filepath = "//none.mdd"
+group = bpy.data.node_groups.new("Imports", "GeometryNodeTree")
+group.nodes.new("GeometryNodeImportOBJ").inputs["Path"].default_value = "//none.obj"
+cube.modifiers.new("Nodes", "NODES").node_group = group
+volume = bpy.data.volumes.new("Smoke")
+volume.filepath, volume.is_sequence, volume.sequence_mode = "//smoke_01.vdb", True, "REPEAT"
+volume.frame_start, volume.frame_duration = 1, 3
+scene.collection.objects.link(bpy.data.objects.new("Smoke", volume))
+bpy.ops.cachefile.open(filepath=str(FOLDER / "none.abc"))
+bpy.data.cache_files[0].filepath = "//none.abc"
+cube.modifiers.new("Cache", "MESH_SEQUENCE_CACHE").cache_file = bpy.data.cache_files[0]
+fonts = Path(bpy.utils.system_resource("DATAFILES", path="fonts"))
+font = bpy.data.fonts.load(str(next(path for path in sorted(fonts.iterdir()) if "Mono" in path.name)))
+font.name, font.filepath = "None", "//none.ttf"
+curve = bpy.data.curves.new("Words", "FONT")
+curve.font = font
+scene.collection.objects.link(bpy.data.objects.new("Words", curve))
+with wave.open(str(FOLDER / "none.wav"), "wb") as file:
+    file.setparams((1, 1, 8000, 0, "NONE", ""))
+    file.writeframes(bytes(80))
+sound = bpy.data.sounds.load(str(FOLDER / "none.wav"))
+sound.name, sound.filepath = "None", "//none.wav"
+speaker = bpy.data.speakers.new("Speaker")
+speaker.sound = sound
+scene.collection.objects.link(bpy.data.objects.new("Speaker", speaker))
+save("files")
 
 # no Blender of today writes that engine: its name goes into the field of 32 bytes by hand
 data, count = re.subn(rb"CYCLES\0.{6}", b"BLENDER_GAME\0", (FOLDER / "plain.blend").read_bytes(), flags=re.S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import shutil
 import signal
@@ -20,8 +21,9 @@ from PIL import Image
 
 from farm.errors import DeviceUnavailable, InvalidSpec, PermanentFailure, TaskFailed, TimedOut
 from farm.frame_range import FrameRange
+from jobs.render.blender import driver
 from jobs.render.engine import create
-from tests.integration.jobs.blender.conftest import Job
+from tests.integration.jobs.blender.conftest import Job, run_in_blender
 from tests.unit.jobs.local_host import LocalHost
 
 MakeJob = Callable[..., Job]
@@ -114,6 +116,33 @@ def test_the_compositor_is_on_as_in_the_file_and_off_on_demand(job: MakeJob, mad
     plain.run()
     assert np.array_equal(pixels(off.file(1)), pixels(plain.file(1)))
     assert not np.array_equal(pixels(on.file(1)), pixels(plain.file(1)))
+
+
+def test_output_nodes_and_shading_programs_do_nothing_also_without_a_sandbox(
+    made: Path, python: str, tmp_path: Path
+) -> None:
+    scene = Path(shutil.copy(made / "writes.blend", tmp_path))
+    program = Path(driver.__file__).parent
+    text = run_in_blender(python, "set_up_directly.py", str(program), str(scene), str(tmp_path), "{}")
+    assert json.loads(text.splitlines()[-1])["osl"] == [False]
+    # the file's nodes name //top, and //nested in a group of a group
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1-beauty.png", "writes.blend"]
+
+
+def test_a_named_camera_wins_over_the_markers_of_the_file(
+    job: MakeJob, made: Path, direct: Callable[..., Path]
+) -> None:
+    folder = direct(made / "markers.blend", frames=[1, 4])
+    files = job(made / "markers.blend", frames="1,4")
+    files.run()
+    named = job(made / "markers.blend", frames="1,4", blender={"camera": "Shot"})
+    named.run()
+    auto = job(made / "markers.blend", frames="1,4", blender={"camera": "auto"})
+    assert auto.preflight()["facts"]["camera_markers"] == []
+    plain = direct(made / "plain.blend", frames=[4]) / "4.png"
+    assert np.array_equal(pixels(named.file(4)), pixels(plain))
+    assert np.array_equal(pixels(files.file(1)), pixels(folder / "1.png"))
+    assert not np.array_equal(pixels(files.file(4)), pixels(named.file(4)))
 
 
 def test_formats_read_back_with_alpha_depth_and_type(job: MakeJob, made: Path) -> None:

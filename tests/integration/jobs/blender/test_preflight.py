@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from farm.errors import InvalidSpec, PermanentFailure
 from tests.integration.jobs.blender.conftest import Job
@@ -55,7 +56,7 @@ def test_no_camera_fails_the_job_unless_auto(job: MakeJob, made: Path) -> None:
         ("escape", "outside_assets", "error", "image 'tex' lies outside the job's files: '//../../secret'"),
         ("absolute", "absolute_path", "warning", "has an absolute path: '/nowhere/on/this/machine/tex.png'"),
         ("unbaked", "not_baked", "warning", "cloth of 'Cube' is not baked"),
-        ("osl", "osl", "warning", "script node 'Script' in 'Shader Nodetree' will not run"),
+        ("osl", "osl", "warning", "script node 'Script' in 'Paint' will not run"),
         ("scripts", "script", "warning", "text 'hello.py' is set to run at load; it will not run"),
         ("scripts", "driver", "warning", "driver on 'Cube' location is a Python expression; it will not run"),
     ],
@@ -77,6 +78,45 @@ def test_what_is_missing_fails_the_job_unless_it_may(job: MakeJob, made: Path, s
     assert ("render", 1) in host.published
 
 
+def test_every_kind_of_file_that_frames_read_is_looked_for(job: MakeJob, made: Path) -> None:
+    def lost(**fields: Any) -> set[str]:
+        findings = job(made / "files.blend", **fields).preflight()["findings"]
+        assert all(f["severity"] == ("warning" if f["what"] == "sound" else "error") for f in findings)
+        return {f["message"] for f in findings}
+
+    single = {
+        "IES texture 'Sun' is missing: '//none.ies'",
+        "mesh cache 'Cube' is missing: '//none.mdd'",
+        "import node 'Imports' is missing: '//none.obj'",
+        "font 'None' is missing: '//none.ttf'",
+        "sound 'None' is missing: '//none.wav'",
+        "cache file 'none.abc' is missing: '//none.abc'",
+        "image 'tiled' is missing: '//tiled.<UDIM>.png' lacks tiled.1001.png, tiled.1002.png",
+    }
+    # the picture begins at frame 2 and counts from 11; the smoke goes round after 3 files
+    pictures = "image 'pictures' is missing: '//pictures_011.png' lacks"
+    smoke = "volume 'Smoke' is missing: '//smoke_01.vdb' lacks"
+    assert lost(frames="4") == single | {f"{pictures} pictures_013.png", f"{smoke} smoke_01.vdb"}
+    assert lost(frames="2,3") == single | {
+        f"{pictures} pictures_011.png, pictures_012.png",
+        f"{smoke} smoke_02.vdb, smoke_03.vdb",
+    }
+    # the file's own frames: 1 to 5; before its begin a node shows file 0
+    assert f"{smoke} smoke_01.vdb, smoke_02.vdb, smoke_03.vdb" in lost()
+
+
+def test_a_sequence_with_a_hole_is_missing_only_for_frames_that_show_it(
+    job: MakeJob, made: Path, tmp_path: Path
+) -> None:
+    there = [tmp_path / f"hole_{number:04d}.png" for number in (1, 2, 4, 5)]
+    for path in there:
+        Image.new("RGB", (4, 4), (20, 200, 40)).save(path)
+    with pytest.raises(InvalidSpec, match=r"lacks hole_0003\.png.*set blender\.allow_missing: true"):
+        job(made / "hole.blend", *there).run()
+    whole = job(made / "hole.blend", *there, frames="1,2,4-5").preflight()
+    assert whole["findings"] == []
+
+
 def test_a_linked_library_is_found_beside_the_file_or_reported(job: MakeJob, made: Path) -> None:
     with pytest.raises(InvalidSpec, match=r"library 'lib\.blend' is missing: '//lib\.blend'"):
         job(made / "linked.blend", frames="1").run()
@@ -91,7 +131,10 @@ def test_what_the_farm_leaves_out_of_a_file_is_told(job: MakeJob, made: Path) ->
         findings = job(made / f"{scene}.blend").preflight()["findings"]
         return [f["message"].split(": ", 1)[1] for f in findings if f["code"] == "left_out"]
 
-    assert told("elsewhere") == ["its file output nodes write nothing: File Output"]
+    assert told("elsewhere") == ["'File Output' in 'Scene'"]
+    language, outputs = told("writes")
+    assert set(outputs.split(", ")) == {"'File Output' in 'Scene'", "'File Output' in 'Writes'"}
+    assert language == "its Open Shading Language is switched off: script nodes do not run"
     assert told("edit") == [
         "its sequencer's edit is not rendered, the scene is",
         "its stereoscopic views are not rendered, one view is",
@@ -116,6 +159,32 @@ def test_every_kind_of_simulation_that_is_not_baked_is_told(job: MakeJob, made: 
         "soft body of 'Soft'", "fluid of 'Smoke'", "dynamic paint of 'Wet'", "particles of 'Sparks'",
         "rigid bodies of 'Scene'", "simulation nodes of 'Nodes'",
     }  # fmt: skip
+
+
+def test_what_hides_in_groups_keys_and_settings_is_told(job: MakeJob, made: Path) -> None:
+    report = job(made / "hidden.blend").preflight()
+    told = {(f["code"], f["message"].split(":")[0]) for f in report["findings"]}
+    last = "is a Python expression; it will not run"
+    roughness = 'nodes["Principled BSDF"].inputs[2].default_value'
+    assert told == {
+        ("driver", f"driver on 'ParticleSettings' hair_length {last}"),
+        ("driver", f"driver on 'Key' key_blocks[\"Up\"].value {last}"),
+        ("driver", f"driver on 'Paint' {roughness} {last}"),
+        ("not_baked", "hair dynamics of 'Cube' is not baked"),
+        ("not_baked", "simulation nodes of 'Cube' is not baked"),
+        ("osl", "script node 'Script' in 'Sun' will not run"),
+    }
+
+
+def test_markers_that_switch_the_camera_are_told(job: MakeJob, made: Path) -> None:
+    report = job(made / "markers.blend").preflight()
+    assert "('Shot' from frame 1, 'Other' from frame 3)" in found(report, "camera_markers")["message"]
+    assert report["facts"]["camera_markers"] == [
+        {"frame": 1, "camera": "Shot"},
+        {"frame": 3, "camera": "Other"},
+    ]
+    named = job(made / "markers.blend", blender={"camera": "Shot"}).preflight()
+    assert named["facts"]["camera_markers"] == []
 
 
 def test_a_file_of_a_newer_blender_is_refused_before_one_opens_it(job: MakeJob, made: Path) -> None:
