@@ -13,6 +13,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from farm import failures
 from farm.db.connect import db_now
 from farm.db.tables import (
     attempts,
@@ -81,15 +82,7 @@ def _job(conn: sa.Connection, job: dict[str, Any], settings: Settings) -> Iterat
     ).mappings():
         if step["n_failed"]:
             number = step["n_failed"]
-            error = conn.scalar(
-                sa.select(tasks.c.error)
-                .where(tasks.c.step_id == step["id"], tasks.c.state == TaskState.FAILED)
-                .order_by(tasks.c.position)
-                .limit(1)
-            )
-            failed = "a task" if number == 1 else f"{number} tasks"
-            which = "" if number == 1 else ", the first"
-            text = f"{failed} of step {step['name']!r} failed{which}: {error}; a retry runs it again"
+            text = failures.of_step(conn, step["id"], step["name"], number)
             yield Reason("failed", text, {"step_id": step["id"], "tasks": number})
         if step["deferred"]:
             text = f"step {step['name']!r} gets its tasks when the step that it waits for is done"
@@ -138,7 +131,7 @@ def _task(conn: sa.Connection, task_id: str, settings: Settings) -> Iterator[Rea
         yield Reason("ended", f"the task is {state}", {"state": state})
     elif state == TaskState.FAILED:
         yield Reason(
-            "failed", f"it failed: {task['error']}; retry its job to run it again", {"task_id": task_id}
+            "failed", f"it failed: {task['error']}; {failures.way_out(conn, task_id)}", {"task_id": task_id}
         )
     elif state == TaskState.UNREACHABLE:
         yield Reason("unreachable", f"it cannot be reached: {task['error']}", {"task_id": task_id})

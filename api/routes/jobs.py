@@ -20,7 +20,7 @@ from api.route import FarmRoute
 from api.routes.frames import retake
 from api.services import Services, Use
 from api.versions import IfMatch
-from farm import submission, why
+from farm import failures, submission, why
 from farm.errors import LimitExceeded
 from farm.lifecycle import commands
 from farm.repositories.job_changes import change_job as change
@@ -135,7 +135,9 @@ def detail(conn: sa.Connection, row: dict[str, Any]) -> JobDetail:
     """A job's row with its spec, assets and steps."""
     steps = jobs.list_steps(conn, row["id"])
     waiting = [(step["name"], step["pool"], step["requires"]) for step in steps if step["state"] in _OPEN]
+    failed = row["state"] == GroupState.FAILED
     more = {
+        "error": row["error"] or (failures.of_job(conn, row["id"]) if failed else None),
         "assets": jobs.job_assets(conn, row["id"]),
         "after": jobs.job_after(conn, row["id"]),
         "steps": [Step.model_validate(step) for step in steps],

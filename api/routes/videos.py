@@ -24,7 +24,7 @@ from api.routes.frames import Binary
 from api.services import Services, Use
 from api.thumbnails import thumbnail
 from api.video_request import Asked
-from farm import submission
+from farm import failures, submission
 from farm.db import tables as t
 from farm.errors import Conflict, FieldFault, InvalidInput, NotFound
 from farm.lifecycle import commands
@@ -230,6 +230,9 @@ def _videos(conn: sa.Connection, rows: list[dict[str, Any]]) -> list[Video]:
         .group_by(steps.job_id)
     )
     begun = {job_id: float(total) for job_id, total in conn.execute(running)}
+    for row in rows:
+        if row["state"] == GroupState.FAILED:
+            row["error"] = row["error"] or failures.of_job(conn, row["id"])
     return [_video(row, made[row["id"]], begun.get(row["id"], 0.0)) for row in rows]
 
 

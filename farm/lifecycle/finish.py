@@ -16,7 +16,7 @@ from farm.db.rows import clean_text, id_rows, lock
 from farm.db.tables import attempts, job_assets, jobs, steps
 from farm.db.tables import contents as contents_table
 from farm.db.tables import tasks as tasks_table
-from farm.errors import FarmError
+from farm.errors import FarmError, InvalidInput
 from farm.lifecycle.attempt_rows import FENCED, close_attempts, put_artifacts, spend
 from farm.lifecycle.counters import Moves
 from farm.lifecycle.locks import lock_jobs
@@ -183,7 +183,7 @@ def _plan_deferred(
     """Plans of the deferred steps whose cause will be done once these reports are written.
 
     The kind's code runs before anything is written: if it refuses, the last task of the cause fails with
-    its words, so that the person reads them and a retry asks again.
+    its words, so that the person reads them; a retry asks again.
     """
     waiting = conn.execute(
         sa.select(
@@ -203,11 +203,16 @@ def _plan_deferred(
         results = _results(conn, cause, {row.id: row.result for row in finishing})
         made: dict[str, StepPlan] = {}
         for row in (row for row in waiting if row.deferred_on == cause):
+            plan: StepPlan | None = None
             try:
                 plan = expander(row.kind, row.spec, row.name, results, _assets(conn, row.job_id))
                 made[row.id] = settle_plan(conn, row.job_id, plan, config)
             except Exception as error:  # noqa: BLE001  a kind's code may raise anything; the job must be told
-                words = clean_text(f"step {row.name!r} could not be planned: {error}")
+                # a kind that refuses what was submitted has said all that the person needs
+                refused = plan is None and isinstance(error, InvalidInput)
+                words = clean_text(
+                    str(error) if refused else f"step {row.name!r} could not be planned: {error}"
+                )
                 kind = error.slug if isinstance(error, FarmError) else type(error).__name__
                 _refuse(finishing[-1], closings, now, kind, words)
                 break

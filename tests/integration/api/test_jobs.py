@@ -262,6 +262,7 @@ def test_retry_runs_the_failed_tasks_alone(farm: Farm) -> None:
     farm.finish(slot_id, second, state=AttemptState.FAILED, permanent=True)
     job = farm.call.get(f"/v1/jobs/{job_id}").json()
     assert (job["state"], job["tasks"]["failed"], job["tasks"]["done"]) == ("failed", 1, 1)
+    assert job["error"] == "a task of step 'probe' failed: it broke; a retry runs it again"
     tasks = farm.call.get(f"/v1/jobs/{job_id}/tasks", params={"state": "failed"}).json()["items"]
     assert [task["error"] for task in tasks] == ["it broke"]
     job = farm.call.post(f"/v1/jobs/{job_id}/retry").json()

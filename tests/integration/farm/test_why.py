@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from farm import failures
 from farm.db.connect import Database, db_now
 from farm.db.tables import nodes, pools, projects, tasks
 from farm.errors import NotFound
@@ -87,11 +88,23 @@ def test_failures_and_back_off_are_named(world: World) -> None:
     with world.db.write() as conn:
         conn.execute(tasks.update().values(not_before=None))
     world.run(task_id, AttemptState.FAILED, error="no light")
-    assert "no light; retry its job" in _why(world, task_id)["failed"].text
+    assert "it failed: no light; a retry runs it again" in _why(world, task_id)["failed"].text
     assert "no light" in _why(world, job_id)["failed"].text
     assert "'render', which it depends on, did not succeed" in (
         _why(world, world.tasks(job_id, "encode")[0])["unreachable"].text
     )
+
+
+@pytest.mark.parametrize("kind", ["permanent-failure", "invalid-spec", "escaped-path"])
+def test_a_fault_of_what_was_submitted_is_no_matter_for_a_retry(world: World, kind: str) -> None:
+    job_id = world.job(step(frames="1"))
+    (task_id,) = world.tasks(job_id)
+    world.run(task_id, AttemptState.FAILED, error="no .blend file", error_type=kind, permanent=True)
+    words = "no .blend file; a retry would fail as well: mend that, and submit it anew"
+    assert _why(world, task_id)["failed"].text == f"it failed: {words}"
+    assert _why(world, job_id)["failed"].text == f"a task of step 'render' failed: {words}"
+    with world.db.read() as conn:
+        assert failures.of_job(conn, job_id) == f"a task of step 'render' failed: {words}"
 
 
 def test_caps_quotas_and_paused_pools_are_named(world: World) -> None:
