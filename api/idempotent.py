@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hashlib
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import sqlalchemy as sa
+import structlog
 from fastapi import Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
@@ -15,7 +18,10 @@ from pydantic import BaseModel
 
 from api.services import Services, services_in
 from farm import idempotency
+from farm.errors import StillAnswering
 from farm.idempotency import Claim, KeptAnswer
+
+log = structlog.get_logger(__name__)
 
 REPLAYED = "Idempotency-Replayed"
 _KEPT_HEADERS = ("location", "etag")
@@ -29,7 +35,7 @@ async def answered_once(
     """The answer of ``answer``, or the one that this request got before.
 
     Only successful answers are kept. Raises :class:`farm.errors.IdempotencyMismatch` and
-    :class:`farm.errors.Conflict`.
+    :class:`farm.errors.StillAnswering`.
     """
     services = services_in(request)
     fingerprint = await request.body() if body is None else body
@@ -47,6 +53,7 @@ async def answered_once(
     request.state.claim = claim
     request.state.answer_kept = False
     done = False
+    renewing = asyncio.create_task(_renew_on(services, claim))
     try:
         response = await answer()
         done = 200 <= response.status_code < 300
@@ -54,6 +61,7 @@ async def answered_once(
             await run_in_threadpool(_keep, services, claim, _to_keep(request.url.path, response))
         return response
     finally:
+        renewing.cancel()
         if not done:
             await run_in_threadpool(_release, services, claim)
 
@@ -89,8 +97,24 @@ def _begin(services: Services, claim: Claim) -> KeptAnswer | None:
         return idempotency.begin(conn, claim, services.settings.idempotency_keep_s)
 
 
-def _keep(services: Services, claim: Claim, answer: tuple[int, dict[str, Any]]) -> None:
+async def _renew_on(services: Services, claim: Claim) -> None:
+    """Renew the claim until cancelled; a database that is away is tried again."""
+    while True:
+        await asyncio.sleep(idempotency.RENEW_S)
+        try:
+            await run_in_threadpool(_renew, services, claim)
+        except (sa.exc.OperationalError, sa.exc.InterfaceError, sa.exc.TimeoutError) as error:
+            log.warning("claim not renewed", path=claim.path, error=str(error).splitlines()[0])
+
+
+def _renew(services: Services, claim: Claim) -> None:
     with services.db.write() as conn:
+        idempotency.renew(conn, claim)
+
+
+def _keep(services: Services, claim: Claim, answer: tuple[int, dict[str, Any]]) -> None:
+    # what was done is committed, so its answer stands whoever has the claim now
+    with contextlib.suppress(StillAnswering), services.db.write() as conn:
         idempotency.keep(conn, claim, *answer)
 
 

@@ -22,7 +22,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
-from farm.errors import FarmError, InvalidInput, OutOfSpace, Unavailable
+from farm.errors import FarmError, InvalidInput, OutOfSpace, StillAnswering, Unavailable
 
 MEDIA_TYPE = "application/problem+json"
 TYPE_PREFIX = "urn:stillframe:problem:"
@@ -162,6 +162,8 @@ async def _farm_error(request: Request, error: Exception) -> JSONResponse:
         headers["WWW-Authenticate"] = 'Bearer realm="stillframe"'
     if isinstance(error, Unavailable) and not isinstance(error, OutOfSpace):
         headers["Retry-After"] = "2"
+    if isinstance(error, StillAnswering):
+        headers["Retry-After"] = "1"
     if error.status >= 500:
         log.warning("request refused", slug=error.slug, detail=error.message, request_id=_request_id(request))
     return response(

@@ -8,7 +8,8 @@
     │   └── LimitExceeded            too many tasks, frames or bytes in one request
     ├── NotFound                404  no such job, step, task, frame, asset…
     ├── Conflict                409  the thing is in a state that does not allow this
-    │   └── IdempotencyMismatch      same Idempotency-Key, another body
+    │   ├── IdempotencyMismatch      same Idempotency-Key, another body
+    │   └── StillAnswering           same Idempotency-Key, the first request is not answered yet
     ├── PreconditionFailed      412  If-Match names an older version
     ├── TooLarge                413  the body is over the limit
     ├── Unauthenticated         401  no key, or a key that is unknown or revoked
@@ -127,6 +128,13 @@ class IdempotencyMismatch(Conflict):
 
     slug = "idempotency-mismatch"
     title = "This Idempotency-Key was used before with another request"
+
+
+class StillAnswering(Conflict):
+    """The first request with this Idempotency-Key is still being answered; send it again in a moment."""
+
+    slug = "still-answering"
+    title = "The first request with this Idempotency-Key is still being answered"
 
 
 class PreconditionFailed(FarmError):

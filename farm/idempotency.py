@@ -2,24 +2,31 @@
 
 A request begins by claiming its key (one short transaction) and ends by keeping its answer, if it can in
 the transaction that did the work. A request that failed gives its key back: it changed nothing, so it may be
-mended and sent again. A claim whose process died is taken over after :data:`STALE_S`.
+mended and sent again.
+
+While a request is answered its process renews the claim every :data:`RENEW_S`; one that was not renewed for
+:data:`STALE_S` belongs to a process that died, and is taken over. Should that process only have been slow,
+what it does counts no more: :func:`keep` raises in the transaction that would have done it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import sqlalchemy as sa
+import uuid_utils
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
 from farm.db import tables as t
 from farm.db.connect import db_now
-from farm.errors import Conflict, IdempotencyMismatch, InvalidInput
+from farm.errors import IdempotencyMismatch, InvalidInput, StillAnswering
 
 MAX_KEY: Final = 255
-STALE_S: Final = 120.0
+RENEW_S: Final = 2.0
+STALE_S: Final = 8.0
+"""Long enough for a renewal that waits for the lock of a big submit on SQLite, and to miss two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +38,8 @@ class Claim:
     method: str
     path: str
     body_sha256: str
+    token: str = field(default_factory=lambda: uuid_utils.uuid7().hex)
+    """Names this request among all that come with the key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +54,7 @@ def begin(conn: sa.Connection, claim: Claim, keep_s: float) -> KeptAnswer | None
     """Claim the key; the kept answer when this request was answered before.
 
     Raises :class:`farm.errors.IdempotencyMismatch` when the key was used with another request,
-    :class:`farm.errors.Conflict` while the first one is still being answered, and
+    :class:`farm.errors.StillAnswering` while the first one is still being answered, and
     :class:`farm.errors.InvalidInput` for a key that is empty, too long or not printable ASCII.
     """
     key = claim.idempotency_key
@@ -55,7 +64,8 @@ def begin(conn: sa.Connection, claim: Claim, keep_s: float) -> KeptAnswer | None
     now = float(conn.scalar(sa.select(db_now())) or 0.0)
     mine = sa.and_(table.key_id == claim.key_id, table.idempotency_key == key)
     over = sa.or_(
-        table.created_at < now - keep_s, table.status.is_(None) & (table.created_at < now - STALE_S)
+        table.created_at < now - keep_s,
+        table.status.is_(None) & (sa.func.coalesce(table.seen_at, table.created_at) < now - STALE_S),
     )
     conn.execute(sa.delete(t.idempotency).where(mine, over))
     values = {
@@ -65,12 +75,14 @@ def begin(conn: sa.Connection, claim: Claim, keep_s: float) -> KeptAnswer | None
         "path": claim.path[:500],
         "body_sha256": claim.body_sha256,
         "created_at": now,
+        "claim": claim.token,
+        "seen_at": now,
     }
     if _insert(conn, values):
         return None
     row = conn.execute(sa.select(t.idempotency).where(mine)).mappings().first()
     if row is None:
-        raise Conflict("this Idempotency-Key is being used by another request; try again in a moment")
+        raise StillAnswering("this Idempotency-Key is being used by another request; try again in a moment")
     if (row["method"], row["path"], row["body_sha256"]) != (
         claim.method,
         claim.path[:500],
@@ -81,7 +93,10 @@ def begin(conn: sa.Connection, claim: Claim, keep_s: float) -> KeptAnswer | None
             f"{row['path']}, another body); use a new key for a new request"
         )
     if row["status"] is None:
-        raise Conflict("the first request with this Idempotency-Key is still being answered; try again")
+        raise StillAnswering(
+            "the first request with this Idempotency-Key is still being answered (or its process died less "
+            f"than {STALE_S:g} s ago); send it again in a moment"
+        )
     return KeptAnswer(row["status"], row["response"])
 
 
@@ -94,8 +109,20 @@ def _insert(conn: sa.Connection, values: dict[str, Any]) -> bool:
 
 
 def keep(conn: sa.Connection, claim: Claim, status: int, response: Any) -> None:
-    """Keep the answer of a claimed request."""
-    conn.execute(_row(sa.update(t.idempotency), claim).values(status=status, response=response))
+    """Keep the answer of a claimed request.
+
+    Raises :class:`farm.errors.StillAnswering` when the claim was taken over: the caller's transaction, and
+    with it what the request did, must go.
+    """
+    kept = _row(sa.update(t.idempotency), claim).values(status=status, response=response)
+    # by what it returns: the count of rows is not told for every driver
+    if conn.execute(kept.returning(t.idempotency.c.key_id)).first() is None:
+        raise StillAnswering("this request was not heard of for too long, and another has taken its place")
+
+
+def renew(conn: sa.Connection, claim: Claim) -> None:
+    """Say that the claimed request is still being answered."""
+    conn.execute(_row(sa.update(t.idempotency), claim).values(seen_at=db_now()))
 
 
 def release(conn: sa.Connection, claim: Claim) -> None:
@@ -113,5 +140,5 @@ def _row(statement: Any, claim: Claim) -> Any:
     return statement.where(
         table.key_id == claim.key_id,
         table.idempotency_key == claim.idempotency_key,
-        table.body_sha256 == claim.body_sha256,
+        table.claim == claim.token,
     )

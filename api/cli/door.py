@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from api.cli import terminal
 from farm.errors import FarmError, InvalidInput, NotFound
 from farm.ids import is_id
 
@@ -24,7 +25,7 @@ def connect() -> FarmClient:
     """A client of the farm that FARM_URL and FARM_KEY name, or of the one in the user's key file."""
     from farm.client import FarmClient
 
-    return FarmClient.connect()
+    return FarmClient.connect(say=terminal.say)
 
 
 def full_id(text: str) -> str:

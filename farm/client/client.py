@@ -31,9 +31,14 @@ class FarmClient:
         self.transport = transport
 
     @classmethod
-    def connect(cls, url: str | None = None, key: str | None = None) -> FarmClient:
-        """A client for ``FARM_URL`` and ``FARM_KEY``, or for the farm of the user's key file."""
-        return cls(Transport(find_credentials(url, key)))
+    def connect(
+        cls, url: str | None = None, key: str | None = None, *, say: Callable[[str], None] | None = None
+    ) -> FarmClient:
+        """A client for ``FARM_URL`` and ``FARM_KEY``, or for the farm of the user's key file.
+
+        ``say`` is told in words when a request has to wait for the farm.
+        """
+        return cls(Transport(find_credentials(url, key), say=say))
 
     @classmethod
     def of(cls, credentials: Credentials) -> FarmClient:

@@ -104,6 +104,9 @@ idempotency = sa.Table(
     sa.Column("status", sa.Integer),
     sa.Column("response", Json),
     _time("created_at", nullable=False),
+    # the request that holds the claim, and when its process last said that it is alive
+    sa.Column("claim", sa.String(48)),
+    _time("seen_at"),
 )
 
 # --- what goes in and comes out ----------------------------------------------------------------------

@@ -9,8 +9,10 @@ import pytest
 import sqlalchemy as sa
 
 from api import submitting
+from farm import idempotency
 from farm.db import tables as t
-from tests.integration.api.conftest import Farm, probe_job
+from farm.idempotency import STALE_S
+from tests.integration.api.conftest import Farm, probe_job, until
 
 KEY = {"Idempotency-Key": "submit-1"}
 
@@ -98,7 +100,8 @@ def test_a_request_in_flight_is_409(farm: Farm, monkeypatch: pytest.MonkeyPatch)
     leave.set()
     first.join()
     assert second.status_code == 409
-    assert second.json()["type"] == "urn:stillframe:problem:conflict"
+    assert second.json()["type"] == "urn:stillframe:problem:still-answering"
+    assert second.headers["retry-after"] == "1"
     assert answers[0].status_code == 200
     ask()
     assert answers[1].headers["idempotency-replayed"] == "true"
@@ -131,10 +134,56 @@ def test_a_claim_whose_process_died_is_taken_over(farm: Farm) -> None:
     farm.call.post("/v1/users", json={"name": "x"}, headers=KEY)
     with farm.db.write() as conn:
         conn.execute(
-            sa.update(t.idempotency).values(status=None, created_at=t.idempotency.c.created_at - 500)
+            sa.update(t.idempotency).values(status=None, seen_at=t.idempotency.c.seen_at - STALE_S - 1)
         )
         conn.execute(sa.delete(t.users).where(t.users.c.name == "x"))
     assert farm.call.post("/v1/users", json={"name": "x"}, headers=KEY).status_code == 201
+
+
+def test_a_request_that_is_answered_for_long_stays_claimed(
+    farm: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The claim is old by its beginning, but its process goes on renewing it."""
+    monkeypatch.setattr(idempotency, "RENEW_S", 0.05)
+    original = submitting.measure
+
+    def slow(*args: Any) -> Any:
+        with farm.db.write() as conn:
+            before = sa.update(t.idempotency).values(
+                created_at=0.0 + t.idempotency.c.created_at - 50, seen_at=1.0
+            )
+            conn.execute(before)
+        until(lambda: kept(farm)[0]["seen_at"] > 1.0, "the claim is renewed")
+        seen.append(farm.call.post("/v1/jobs/validate", json=probe_job(), headers=KEY).status_code)
+        return original(*args)
+
+    seen: list[int] = []
+    monkeypatch.setattr(submitting, "measure", slow)
+    assert farm.call.post("/v1/jobs/validate", json=probe_job(), headers=KEY).status_code == 200
+    assert seen == [409]
+
+
+def test_a_request_whose_claim_was_taken_over_makes_no_job(
+    farm: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was only slow, not dead: what it does must not stand beside what the second one did."""
+    original = submitting.check
+
+    def overtaken(*args: Any) -> Any:
+        monkeypatch.setattr(submitting, "check", original)
+        with farm.db.write() as conn:
+            conn.execute(sa.update(t.idempotency).values(seen_at=1.0))
+        second.append(farm.call.post("/v1/jobs", json=probe_job(), headers=KEY))
+        return original(*args)
+
+    second: list[Any] = []
+    monkeypatch.setattr(submitting, "check", overtaken)
+    first = farm.call.post("/v1/jobs", json=probe_job(), headers=KEY)
+    assert second[0].status_code == 201
+    assert first.status_code == 409
+    assert first.json()["type"] == "urn:stillframe:problem:still-answering"
+    assert jobs(farm) == 1
+    assert farm.call.post("/v1/jobs", json=probe_job(), headers=KEY).json() == second[0].json()
 
 
 def test_a_key_is_forgotten_after_its_time(farm: Farm) -> None:

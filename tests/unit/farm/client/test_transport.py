@@ -6,7 +6,15 @@ import pytest
 
 from farm.client.credentials import Credentials
 from farm.client.transport import Transport
-from farm.errors import Conflict, InvalidFrameRange, InvalidInput, NotFound, Unauthenticated, Unavailable
+from farm.errors import (
+    Conflict,
+    InvalidFrameRange,
+    InvalidInput,
+    NotFound,
+    StillAnswering,
+    Unauthenticated,
+    Unavailable,
+)
 from tests.unit.farm.client.scripted_server import ScriptedServer, answer, no_answer
 
 
@@ -51,6 +59,37 @@ def test_it_gives_up_after_its_retries() -> None:
     with ScriptedServer([answer(503)]) as server, pytest.raises(Unavailable):
         transport(server).request("GET", "/v1/jobs")
     assert len(server.asked) == 5
+
+
+def test_a_change_that_broke_off_is_sent_again_through_a_restart_with_the_same_key() -> None:
+    """The first try was lost on its way; then the farm is restarting, then the old claim stands a while."""
+    waiting = problem(409, "still-answering")
+    waits: list[float] = []
+    words: list[str] = []
+    script = [no_answer, *[answer(503)] * 6, *[waiting] * 6, answer(201, b'{"id": "job_1"}')]
+    with ScriptedServer(script) as server:  # type: ignore[arg-type]
+        client = Transport(Credentials(server.url, "k"), sleep=waits.append, say=words.append)
+        assert client.post("/v1/jobs", json={"name": "a"}).json() == {"id": "job_1"}
+    assert len(server.asked) == 14
+    assert len({asked.headers["Idempotency-Key"] for asked in server.asked}) == 1
+    [word] = words
+    assert "sending the same request again for up to 60 s" in word
+
+
+def test_waiting_for_the_first_request_ends_after_a_minute() -> None:
+    waits: list[float] = []
+    words: list[str] = []
+    still = problem(409, "still-answering")
+    with ScriptedServer([still]) as server, pytest.raises(StillAnswering):  # type: ignore[list-item]
+        Transport(Credentials(server.url, "k"), sleep=waits.append, say=words.append).post("/v1/jobs")
+    assert 60 <= sum(waits) < 70
+    assert words == ["the farm is still answering this request; waiting up to 60 s"]
+
+
+def test_another_conflict_is_not_waited_for() -> None:
+    with ScriptedServer([problem(409, "conflict")]) as server, pytest.raises(Conflict):  # type: ignore[list-item]
+        transport(server).post("/v1/jobs")
+    assert len(server.asked) == 1
 
 
 def test_retry_after_says_how_long_to_wait() -> None:
