@@ -308,9 +308,10 @@ def _nobody(
     if any(fits(requires, device) for device in serving):
         return None
     wants = ", ".join(f"{name} = {value!r}" for name, value in requires.items())
+    devices = sorted({str(device.get("device", device.get("kind", "cpu"))) for device in serving})
     text = (
         f"none of the {len(serving)} slots of pool {pool!r} fulfils what it requires ({wants}); "
-        "it waits until a node with such a slot joins"
+        f"their devices are {', '.join(devices)}; it waits until a node with such a slot joins"
     )
     return Reason("no_slot_fits", text, {"pool": pool, "requires": dict(requires)})
 
@@ -321,8 +322,16 @@ def unserved(conn: sa.Connection, wanted: Iterable[tuple[str, str, Mapping[str, 
     A job with such steps is taken all the same: a node may join.
     """
     offers = [(row.pools, row.device) for row in conn.execute(sa.select(slots.c.pools, slots.c.device))]
-    found = [(name, _nobody(pool, requires, offers)) for name, pool, requires in wanted]
-    return [replace(why, text=f"step {name!r}: {why.text}") for name, why in found if why is not None]
+    found: dict[str, tuple[Reason, list[str]]] = {}
+    for name, pool, requires in wanted:
+        reason = _nobody(pool, requires, offers)
+        if reason is not None:
+            found.setdefault(reason.text, (reason, []))[1].append(repr(name))
+    # the steps of a job mostly want the same: said once
+    return [
+        replace(reason, text=f"{'step' if len(names) == 1 else 'steps'} {', '.join(names)}: {text}")
+        for text, (reason, names) in found.items()
+    ]
 
 
 def _running(conn: sa.Connection, task: dict[str, Any]) -> Iterator[Reason]:

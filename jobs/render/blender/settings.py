@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from jobs.fields import JobPath, Model, fault
 
@@ -23,6 +23,11 @@ def _pass(name: str) -> str:
     if name not in PASSES:
         raise ValueError(f"there is no pass {name!r}; choose among {', '.join(PASSES)}")
     return name
+
+
+def _as_text(value: object) -> object:
+    """A version is text, but ``4.2`` by itself is read as a number on the way here."""
+    return f"{value:g}" if isinstance(value, float) else value
 
 
 def _version(text: str) -> str:
@@ -64,7 +69,7 @@ class Tiles(Model):
 class BlenderSettings(Model):
     """Blender's own settings of a render job; what is left out is as the file says."""
 
-    version: Annotated[str, AfterValidator(_version)] | None = Field(
+    version: Annotated[str, BeforeValidator(_as_text), AfterValidator(_version)] | None = Field(
         default=None, description="Blender version, such as 4.5; left out: the newest of the node."
     )
     scene: str | None = Field(default=None, description="Scene in the file; left out: the active one.")

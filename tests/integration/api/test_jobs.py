@@ -163,7 +163,13 @@ def test_a_job_that_no_slot_can_run_is_taken_with_a_warning_until_a_slot_joins(f
     cuda = probe_job(kind="render", spec=spec, assets={"a.xml": asset})
     [warning] = farm.call.post("/v1/jobs", json=cuda).json()["warnings"]
     wants = "none of the 1 slots of pool 'render' fulfils what it requires (device = 'cuda')"
-    assert f"step 'render': {wants}" in warning
+    assert f"step 'render': {wants}; their devices are cpu; it waits" in warning
+    shot = farm.upload(b"BLENDER")
+    spec = {"scene": "a.blend", "frames": "1", "device": "optix"}
+    optix = probe_job(kind="render", spec=spec, assets={"a.blend": shot})
+    # three steps lack the same, which is said once
+    [warning] = farm.call.post("/v1/jobs", json=optix).json()["warnings"]
+    assert f"steps 'preflight', 'canary', 'render': {wants}; their devices are cpu; it waits" in warning
 
 
 @pytest.mark.parametrize("frames", ["1 10", "5-1", "1-5:0", "", "1-1000000000"])

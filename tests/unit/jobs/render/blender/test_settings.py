@@ -61,6 +61,8 @@ def test_what_the_file_decides_stays_open() -> None:
         ({"frames": "1", "blender": {**TILES, "compositor": True}}, "/spec/blender/compositor", "whole"),
         ({"blender": {"passes": ["nope"]}}, "/spec/blender/passes/0", "choose among combined"),
         ({"blender": {"version": "newest"}}, "/spec/blender/version", "write one like 4.5"),
+        ({"blender": {"version": 4}}, "/spec/blender/version", "should be a valid string"),
+        ({"blender": {"version": 1e99}}, "/spec/blender/version", "write one like 4.5"),
         ({"blender": {"python": "import os"}}, "/spec/blender/python", "no such field"),
         ({"blender": {"ocio": "/etc/passwd"}}, "/spec/blender/ocio", "leaves the job's assets"),
     ],
@@ -68,6 +70,11 @@ def test_what_the_file_decides_stays_open() -> None:
 def test_what_cannot_be_is_refused_with_the_way_out(fields: dict[str, Any], pointer: str, words: str) -> None:
     faults = refused("render", {"scene": "shot.blend", **fields})
     assert [fault for fault in faults if fault[0].startswith(pointer) and words in fault[1]], faults
+
+
+def test_a_version_may_be_written_as_a_number() -> None:
+    # as --set blender.version=4.2 gives it
+    assert spec(blender={"version": 4.2}).settings.version == "4.2"
 
 
 def test_blenders_settings_are_refused_for_mitsuba() -> None:
