@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import struct
+from dataclasses import dataclass
 from typing import Any
 
 from .faults import BadInput
@@ -12,16 +14,43 @@ COLLECTIONS = {
     "camera": "cameras", "mesh": "meshes", "collection": "collections", "node_group": "node_groups",
 }  # fmt: skip
 _STEP = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)|\[(\d+|\"(?:[^\"\\]|\\.)*\")\]|(\.)")
+_CLOSED = (
+    "AnimData", "FCurve", "Driver", "DriverVariable", "DriverTarget", "Action", "NlaTrack", "NlaStrip",
+    "Text", "TextLine", "ShaderNodeScript", "FreestyleSettings", "FreestyleModuleSettings", "KeyingSet",
+    "Library", "WindowManager", "Sequence", "Strip",
+)  # fmt: skip
+"""Where text may be a program, or moves what the frames show: nothing below one of these is set."""
 _PATH_SUBTYPES = {"FILE_PATH", "DIR_PATH", "FILE_NAME", "BYTE_STRING"}
 
 
-def apply(bpy: Any, overrides: list[dict[str, Any]]) -> None:
+@dataclass
+class Applied:
+    """A property that was set: ``owner.name`` holds ``value``; ``where`` names it in a message."""
+
+    owner: Any
+    name: str
+    value: Any
+    where: str
+
+    def check(self, why: str) -> None:
+        """Raise :class:`BadInput` if the property no longer reads back as the value, because of ``why``."""
+        held = _read(self.owner, self.name)
+        if not _same(held, self.value):
+            raise BadInput(
+                f"{self.where}: property {self.name!r} was set to {self.value!r} and reads {held!r}: {why}"
+            )
+
+
+def apply(bpy: Any, overrides: list[dict[str, Any]]) -> list[Applied]:
     """Set each ``{"on": "object", "name": "Cube", "property": "location", "value": [0, 0, 1]}``.
 
     ``property`` is a path of names and ``["key"]`` or ``[0]`` steps, such as
     ``node_tree.nodes["Principled BSDF"].inputs["Roughness"].default_value``. Properties that hold file
-    paths or cannot be written are refused, and so is a value of another type.
+    paths or cannot be written are refused, and so are a value of another type or past the property's limits,
+    and everything below animation, drivers, texts and script nodes.
     """
+    closed = tuple(getattr(bpy.types, name) for name in _CLOSED if hasattr(bpy.types, name))
+    applied = []
     for number, item in enumerate(overrides):
         where = f"overrides[{number}]"
         blocks = getattr(bpy.data, COLLECTIONS[item["on"]])
@@ -31,11 +60,13 @@ def apply(bpy: Any, overrides: list[dict[str, Any]]) -> None:
             raise BadInput(
                 f"{where}: there is no {item['on']} {item['name']!r} in the file; it has {names or 'none'}"
             )
-        owner, last = _walk(block, item["property"], where)
+        owner, last = _walk(block, item["property"], closed, where)
         _set(owner, last, item["value"], where)
+        applied.append(Applied(owner, last, item["value"], where))
+    return applied
 
 
-def _walk(block: Any, path: str, where: str) -> tuple[Any, str]:
+def _walk(block: Any, path: str, closed: tuple[Any, ...], where: str) -> tuple[Any, str]:
     steps: list[Any] = []
     position = 0
     while position < len(path):
@@ -63,6 +94,9 @@ def _walk(block: Any, path: str, where: str) -> tuple[Any, str]:
                 raise BadInput(f"{where}: there is no {key!r} in {path!r}") from None
         if owner is None:
             raise BadInput(f"{where}: {path!r} leads to nothing")
+        if isinstance(owner, closed):
+            kind = type(owner).__name__
+            raise BadInput(f"{where}: {path!r} leads into a {kind}, which cannot be overridden")
     return owner, steps[-1]
 
 
@@ -81,10 +115,43 @@ def _set(owner: Any, name: str, value: Any, where: str) -> None:
     if not _fits(prop.type, length, value):
         kind = prop.type.lower() + (f" of {length}" if length else "")
         raise BadInput(f"{where}: property {name!r} is a {kind}, but the value is {value!r}")
+    _within(prop, name, value, where)
     try:
         setattr(owner, name, value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise BadInput(f"{where}: {error}") from None
+    held = _read(owner, name)
+    if not _same(held, value):
+        raise BadInput(f"{where}: property {name!r} was set to {value!r}, but Blender keeps {held!r}")
+
+
+def _within(prop: Any, name: str, value: Any, where: str) -> None:
+    """Blender moves a number past a limit, and cuts a text, in silence: refuse it with the limit."""
+    if prop.type in {"INT", "FLOAT"}:
+        for each in value if isinstance(value, list) else [value]:
+            if not prop.hard_min <= each <= prop.hard_max:
+                raise BadInput(
+                    f"{where}: property {name!r} goes from {prop.hard_min:g} to {prop.hard_max:g}, "
+                    f"but the value is {each!r}"
+                )
+    length = getattr(prop, "length_max", 0)
+    if prop.type == "STRING" and length and len(value.encode()) >= length:
+        raise BadInput(f"{where}: property {name!r} holds {length - 1} bytes, but the value is longer")
+
+
+def _read(owner: Any, name: str) -> Any:
+    held = getattr(owner, name)
+    return held if isinstance(held, bool | int | float | str) else list(held)
+
+
+def _same(held: Any, value: Any) -> bool:
+    if isinstance(value, list):
+        return len(held) == len(value) and all(map(_same, held, value))
+    if isinstance(held, float):
+        # Blender keeps single precision, and turns degrees of its own
+        single = struct.unpack("f", struct.pack("f", value))[0]
+        return bool(abs(held - single) <= 1e-6 * max(1.0, abs(single)))
+    return bool(held == value)
 
 
 def _fits(kind: str, length: int, value: Any) -> bool:

@@ -18,7 +18,7 @@ def configure(bpy: Any, wish: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """
     scene = _pick_scene(bpy, wish.get("scene"))
     layers = _pick_layers(scene, wish.get("view_layer"))
-    overrides.apply(bpy, wish.get("overrides", []))
+    applied = overrides.apply(bpy, wish.get("overrides", []))
     render = scene.render
     engine = _pick_engine(bpy, scene, wish.get("engine"))
     if engine == "CYCLES":
@@ -45,6 +45,14 @@ def configure(bpy: Any, wish: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     if wish.get("lights") == "studio":
         _studio(bpy, scene)
     _camera(bpy, scene, layers[0], wish)
+    for each in applied:
+        each.check("the job's other fields, or what a farm decides, say otherwise; leave one of them out")
+    if applied:
+        # animation moves a property back at every frame
+        for frame in wish.get("frames") or (scene.frame_start, scene.frame_end):
+            scene.frame_set(frame)
+            for each in applied:
+                each.check("the file animates it; remove its keys or its driver")
     names, wide = passes.channels(scene, layers)
     return scene, {
         "scene": scene.name,

@@ -165,9 +165,31 @@ def test_an_override_changes_one_property_and_a_wrong_one_is_refused(job: MakeJo
         ({"name": "Ball"}, "there is no object 'Ball'"),
         ({"property": "data.__class__"}, "has no property '__class__'"),
         ({"value": "yes"}, "is a boolean, but the value is 'yes'"),
-    ):
+        ({"property": "rotation_euler", "value": [0, 0, 2]}, "reads .* the file animates it"),
+        ({"on": "scene", "name": "Scene", "property": "render.resolution_x", "value": 200_000},
+         "property 'resolution_x' goes from 4 to 65536, but the value is 200000"),
+        ({"on": "scene", "name": "Scene", "property": "render.use_stamp"}, "what a farm decides"),
+    ):  # fmt: skip
         with pytest.raises(InvalidSpec, match=words):
-            job(made / "plain.blend", frames="1", blender={"overrides": [override | wrong]}).run()
+            job(made / "plain.blend", frames="1-2", blender={"overrides": [override | wrong]}).run()
+
+
+@pytest.mark.parametrize(
+    ("on", "name", "path"),
+    [
+        ("object", "Cube", "animation_data.drivers[0].driver.expression"),
+        ("object", "Cube", "animation_data.drivers[0].data_path"),
+        ("material", "Paint", 'node_tree.nodes["Script"].bytecode'),
+        ("scene", "Scene", "view_layers[0].freestyle_settings.linesets[0].name"),
+    ],
+)
+def test_an_override_reaches_no_place_where_text_may_run(
+    job: MakeJob, made: Path, on: str, name: str, path: str
+) -> None:
+    scene = "osl" if on == "material" else "scripts"
+    override = {"on": on, "name": name, "property": path, "value": "1 + 1"}
+    with pytest.raises(InvalidSpec, match="which cannot be overridden"):
+        job(made / f"{scene}.blend", frames="1", blender={"overrides": [override]}).run()
 
 
 def test_names_that_the_file_does_not_have_are_refused_with_the_choices(job: MakeJob, made: Path) -> None:
