@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from . import trees
 from .faults import BadInput
 
 IMPORTERS = {
@@ -45,6 +48,9 @@ def _open_blend(bpy: Any, path: Path) -> None:
 
 def _import(bpy: Any, path: Path, suffix: str) -> None:
     bpy.ops.wm.read_factory_settings(use_empty=True)
+    scene = bpy.context.scene
+    # a .usd with time codes sets its own; anything else is one frame unless something in it moves
+    scene.frame_start = scene.frame_end = 1
     group, name = IMPORTERS[suffix]
     try:
         outcome = getattr(getattr(bpy.ops, group), name)(filepath=str(path))
@@ -53,4 +59,22 @@ def _import(bpy: Any, path: Path, suffix: str) -> None:
     if "FINISHED" not in outcome or not bpy.data.objects:
         raise BadInput(f"{path.name} cannot be imported, or holds no object")
     # an import has no wishes of its own: Cycles, and light enough to see by (see `lights`)
-    bpy.context.scene.render.engine = "CYCLES"
+    scene.render.engine = "CYCLES"
+    played = list(_played(bpy.data))
+    if played:
+        scene.frame_start = math.floor(min(first for first, _ in played))
+        scene.frame_end = math.ceil(max(last for _, last in played))
+
+
+def _played(data: Any) -> Iterator[tuple[float, float]]:
+    """First and last frame of every action that plays: the others of a file wait in muted tracks."""
+    for block in trees.datablocks(data):
+        animation = getattr(block, "animation_data", None)
+        if animation is None:
+            continue
+        if animation.action is not None:
+            first, last = animation.action.frame_range
+            yield first, last
+        for track in animation.nla_tracks:
+            for strip in () if track.mute else track.strips:
+                yield strip.frame_start, strip.frame_end

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from farm.errors import InvalidSpec, PermanentFailure
-from tests.integration.jobs.blender.conftest import Job
+from tests.integration.jobs.blender.conftest import Job, run_in_blender
 
 MakeJob = Callable[..., Job]
 
@@ -174,6 +174,20 @@ def test_what_hides_in_groups_keys_and_settings_is_told(job: MakeJob, made: Path
         ("not_baked", "simulation nodes of 'Cube' is not baked"),
         ("osl", "script node 'Script' in 'Sun' will not run"),
     }
+
+
+def test_an_imported_scene_has_the_frames_of_its_own_animation_or_one(
+    job: MakeJob, python: str, tmp_path: Path
+) -> None:
+    run_in_blender(python, "export_files.py", str(tmp_path))
+    for name, frames in (
+        ("cube.glb", (1, 1)), ("cube.obj", (1, 1)), ("cube.ply", (1, 1)), ("cube.usdc", (0, 0)),
+        ("turning.glb", (3, 9)), ("turning.usdc", (3, 9)),
+    ):  # fmt: skip
+        files = [tmp_path / name, tmp_path / "cube.mtl"]
+        one = job(*files, engine="blender", resolution=[48, 36], blender={"camera": "auto"})
+        facts = one.preflight()["facts"]
+        assert (facts["frame_start"], facts["frame_end"]) == frames, name
 
 
 def test_markers_that_switch_the_camera_are_told(job: MakeJob, made: Path) -> None:
