@@ -10,7 +10,8 @@ import sqlalchemy as sa
 
 from farm.db import tables as t
 from farm.repositories.reading.keyset import Row, page, row, rows
-from farm.states import ENDED, TaskState
+from farm.repositories.reading.pace import seconds_left
+from farm.states import TaskState
 
 _COUNTERS = {state: f"n_{state.value}" for state in TaskState}
 
@@ -132,7 +133,7 @@ def _finish_steps(conn: sa.Connection, steps: list[Row]) -> list[Row]:
     before: dict[str, list[str]] = {}
     for step_id, on_step_id in conn.execute(query.order_by(edges.on_step_id)):
         before.setdefault(step_id, []).append(on_step_id)
-    busy = _busy_slots(conn, [step["id"] for step in steps])
+    left = seconds_left(conn, steps)
     for step in steps:
         counts = {state.value: step[column] for state, column in _COUNTERS.items()}
         total = sum(counts.values())
@@ -140,27 +141,8 @@ def _finish_steps(conn: sa.Connection, steps: list[Row]) -> list[Row]:
         step["tasks"] = counts
         step["tasks_total"] = total
         step["progress"] = counts["done"] / total if total else 0.0
-        step["eta_s"] = _eta(counts, step["mean_task_s"], busy.get(step["id"], 0))
+        step["eta_s"] = left[step["id"]]
     return steps
-
-
-def _busy_slots(conn: sa.Connection, step_ids: list[str]) -> dict[str, int]:
-    """How many slots work on each step; a bundle's tasks all run, but one after the other in one slot."""
-    query = (
-        sa.select(t.tasks.c.step_id, sa.func.count(sa.distinct(t.tasks.c.slot_id)))
-        .where(sa.text("tasks.state IN ('dispatched', 'running')"), t.tasks.c.step_id.in_(step_ids))
-        .group_by(t.tasks.c.step_id)
-    )
-    return dict(conn.execute(query).all())
-
-
-def _eta(counts: dict[str, int], mean_task_s: float | None, slots: int) -> float | None:
-    open_tasks = sum(count for state, count in counts.items() if TaskState(state) not in ENDED)
-    if not open_tasks:
-        return 0.0
-    if mean_task_s is None:
-        return None
-    return open_tasks * mean_task_s / max(1, slots)
 
 
 def _with_counts(conn: sa.Connection, jobs: list[Row]) -> list[Row]:
@@ -172,16 +154,11 @@ def _with_counts(conn: sa.Connection, jobs: list[Row]) -> list[Row]:
     per_job: dict[str, list[Row]] = {}
     for step in rows(conn, sa.select(*columns).where(steps.job_id.in_([job["id"] for job in jobs]))):
         per_job.setdefault(step["job_id"], []).append(step)
-    busy = _busy_slots(conn, [step["id"] for mine in per_job.values() for step in mine])
+    left = seconds_left(conn, [step for mine in per_job.values() for step in mine])
     for job in jobs:
         mine = per_job.get(job["id"], [])
         counts = {state.value: sum(step[column] for step in mine) for state, column in _COUNTERS.items()}
-        etas = [
-            _eta(
-                {s.value: step[c] for s, c in _COUNTERS.items()}, step["mean_task_s"], busy.get(step["id"], 0)
-            )
-            for step in mine
-        ]
+        etas = (left[step["id"]] for step in mine)
         known = [eta for eta in etas if eta is not None]
         total = sum(counts.values())
         job["project"] = {"id": job["project_id"], "name": job.pop("project_name")}
