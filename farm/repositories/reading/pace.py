@@ -51,7 +51,7 @@ def _left(step: Mapping[str, Any], tasks: int, begun: float, pace: float | None,
         return 0.0
     if pace is None:
         return None
-    left = unfinished - begun
+    left: float = unfinished - begun
     if step["frames_total"]:
         left = min(left, tasks * (1 - step["frames_done"] / step["frames_total"]))
     return left * pace / max(1, slots)
