@@ -100,8 +100,8 @@ def write(channels: Mapping[str, Any], path: Path, *, half: bool) -> None:
 
 
 def write_beauty(channels: Mapping[str, Any], layer: str, path: Path) -> None:
-    """The beauty of a view layer as a plain EXR with R, G, B and A, in linear light."""
-    _write({letter: channels[f"{layer}.Combined.{letter}"] for letter in "RGBA"}, path)
+    """The beauty of a view layer as an EXR of that pass alone, in linear light, as an engine may read it."""
+    _write({f"Combined.{letter}": channels[f"{layer}.Combined.{letter}"] for letter in "RGBA"}, path)
 
 
 def _is_color(name: str) -> bool:

@@ -36,20 +36,49 @@ def render(bpy: Any, scene: Any, number: int, outputs: list[dict[str, Any]], fol
 def develop(
     bpy: Any, scene: Any, source: Path, number: int, outputs: list[dict[str, Any]], folder: Path
 ) -> dict[str, str]:
-    """Write a picture in linear light (``source``, an EXR) through the scene's view transform."""
-    image = bpy.data.images.load(str(source))
-    image.colorspace_settings.name = "Linear Rec.709"
-    image.alpha_mode = "PREMUL"
-    written = {}
+    """Write a picture in linear light (``source``, an EXR of the pass ``Combined``) as a render's own.
+
+    It goes in as what an engine rendered, so that view transform and dither are those of a whole render, to
+    the last bit: an image that is loaded and saved is not dithered.
+    """
+    render, written = scene.render, {}
+    before = render.engine, render.use_compositing, render.use_border
+    # the border is still that of a part
+    render.engine, render.use_compositing, render.use_border = _reader(bpy, source), False, False
+    try:
+        bpy.ops.render.render(scene=scene.name)
+    finally:
+        render.engine, render.use_compositing, render.use_border = before
     for output in outputs:
         path = folder / f"{number}-{output['name']}"
-        apply_format(scene.render.image_settings, output)
-        image.save_render(str(path), scene=scene)
+        apply_format(render.image_settings, output)
+        bpy.data.images["Render Result"].save_render(str(path), scene=scene)
         if not path.is_file():
             raise Fault(f"frame {number}: Blender reported success but wrote no {output['name']}")
         written[output["name"]] = path.name
-    bpy.data.images.remove(image)
     return written
+
+
+def _reader(bpy: Any, source: Path) -> str:
+    """An engine that renders what is in ``source``; its name."""
+
+    def render(self: Any, depsgraph: Any) -> None:
+        settings = depsgraph.scene.render
+        size = (
+            side * settings.resolution_percentage // 100
+            for side in (settings.resolution_x, settings.resolution_y)
+        )
+        result = self.begin_result(0, 0, *size)
+        result.layers[0].load_from_file(str(source))
+        self.end_result(result)
+
+    name = "STILLFRAME_READER"
+    known = getattr(bpy.types, name, None)
+    if known is not None:
+        bpy.utils.unregister_class(known)
+    members = {"bl_idname": name, "bl_label": "Reader", "render": render}
+    bpy.utils.register_class(type(name, (bpy.types.RenderEngine,), members))
+    return name
 
 
 def apply_format(settings: Any, output: dict[str, Any]) -> None:
