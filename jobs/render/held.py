@@ -115,7 +115,7 @@ class Held:
                 continue
             if answer["event"] == "progress":
                 done = min(1.0, max(0.0, float(answer["fraction"])))
-                host.progress(share[0] + share[1] * done, f"{what}: {done:.0%}")
+                host.progress(share[0] + share[1] * done, f"{what}: {done:.1%}")
             elif answer["event"] == "error":
                 self.asked -= 1
                 raise self._error(answer, what)

@@ -38,7 +38,7 @@ def inspect(bpy: Any, root: str, frames: list[int] | None = None) -> dict[str, A
         "file_version": ".".join(str(part) for part in data.version),
         "scenes": [_scene(scene) for scene in data.scenes],
         "active_scene": bpy.context.scene.name,
-        "estimated_memory": _memory(data, bpy.context.scene),
+        "estimated_memory": memory(data, bpy.context.scene),
         "counts": {
             "objects": len(data.objects),
             "meshes": len(data.meshes),
@@ -288,15 +288,19 @@ def _not_baked(what: str, name: str) -> dict[str, Any]:
     )
 
 
-def _memory(data: Any, scene: Any) -> int:
-    """Rough bytes that a render needs: meshes with their acceleration structure, textures, frame buffers."""
-    total = 0
+def memory(data: Any, scene: Any, channels: int = 16) -> int:
+    """Rough bytes that a render needs: meshes with their acceleration structure, textures, frame buffers.
+
+    ``channels`` are those of a pixel, 4 bytes each: as the scene is set up, whoever set it.
+    """
+    total = 150_000_000
     for mesh in data.meshes:
         total += len(mesh.vertices) * _MESH_BYTES_PER_VERTEX + len(mesh.loops) * 32 + len(mesh.polygons) * 96
     for image in data.images:
         if image.source != "VIEWER":
             total += image.size[0] * image.size[1] * max(image.channels, 4) * (4 if image.is_float else 1)
     render = scene.render
-    pixels = render.resolution_x * render.resolution_y * (render.resolution_percentage / 100) ** 2
-    passes = 4
-    return int(total + pixels * 16 * passes + 150_000_000)
+    width = render.resolution_x * render.resolution_percentage // 100
+    height = render.resolution_y * render.resolution_percentage // 100
+    # the engine's own, the result, and the picture that is written
+    return int(total + width * height * (max(channels, 4) * 2 + 4) * 4)

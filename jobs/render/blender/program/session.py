@@ -48,6 +48,9 @@ class Session:
         try:
             self._scene, answer["facts"] = setup.configure(self._bpy, request["wish"])
             self._layers = len(answer["facts"]["view_layers"])
+            channels = len(answer["facts"]["channels"])
+            # what the job asks for, not the file
+            report["estimated_memory"] = findings.memory(self._bpy.data, self._scene, channels)
         except Fault as fault:
             answer["fault"] = {"kind": fault.kind, "message": str(fault)}
         return answer
@@ -96,8 +99,8 @@ class Session:
         now = time.monotonic()
         done, total = (int(group) for group in found.groups() if group is not None)
         fraction = min(1.0, done / max(1, total))
-        # Cycles reports seldom once it knows its pace: no step of a hundredth is left out
-        if done and (now - self._said >= _EVENT_INTERVAL_S or fraction - self._told >= 0.01):
+        # Cycles reports seldom once it knows its pace: no step of a thousandth is left out
+        if done and (now - self._said >= _EVENT_INTERVAL_S or fraction - self._told >= 0.001):
             self._said, self._told = now, fraction
             self._send("progress", number=self._number, fraction=fraction, text=stats[:200])
 

@@ -38,6 +38,13 @@ def test_a_sound_file_is_described(job: MakeJob, made: Path) -> None:
     assert report["fault"] is None
 
 
+def test_the_memory_is_that_of_the_job_not_of_the_file(job: MakeJob, made: Path) -> None:
+    small = job(made / "plain.blend").preflight()["estimated_memory"]
+    large = job(made / "plain.blend", resolution=[8192, 8192]).preflight()["estimated_memory"]
+    # four channels, twice, and the picture once more: 48 bytes a pixel
+    assert large - small == (8192 * 8192 - 48 * 36) * 48
+
+
 def test_no_camera_fails_the_job_unless_auto(job: MakeJob, made: Path) -> None:
     with pytest.raises(InvalidSpec, match=r"has no camera; name one in blender\.camera, or set it to auto"):
         job(made / "no_camera.blend").run()
