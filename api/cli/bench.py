@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from api.cli.folders import check_folder
 from api.cli.terminal import EXIT_FARM_ERROR, EXIT_USAGE
 
 app = typer.Typer()
@@ -51,6 +52,7 @@ def stillness(
     from gpu_pinning.errors import PinningError
     from gpu_pinning.stillness.run import Options, run
 
+    check_folder(out, "--out")
     try:
         options = Options(
             seconds, form, url, model, hurt, config, out, quartets, live=_live_folder() if live else None

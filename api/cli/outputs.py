@@ -12,6 +12,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from api.cli import terminal
 from api.cli.door import JobId, connect, full_id, offer, offer_jobs
+from api.cli.folders import check_folder
 from api.cli.terminal import Json, print_json, state, table
 from api.cli.text import duration, size
 from farm.errors import InvalidInput, NotFound
@@ -180,6 +181,7 @@ def download(
     """Fetch films and frames into a folder of the job's own; each is checked by SHA-256. Prints the paths."""
     if films and (only_frames or numbers):
         raise typer.BadParameter("--films leaves out frames; drop it or the frame options")
+    check_folder(output, "--output")
     wanted = FrameRange.parse(numbers) if numbers else None
     with connect() as farm:
         paths = fetch(

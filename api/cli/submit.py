@@ -15,6 +15,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from api.cli import terminal
 from api.cli.door import connect
+from api.cli.folders import check_folder
 from api.cli.live import follow_job
 from api.cli.outputs import fetch, job_folder
 from api.cli.terminal import Json, print_json
@@ -119,6 +120,8 @@ def submit(
     given = {field: value for field, value in options.items() if value not in (None, [])}
     if download is not None and not watch:
         raise typer.BadParameter("--download needs --watch: there is nothing to fetch before the job is done")
+    if download is not None:
+        check_folder(download, "--download")
     if spec_file is not None:
         if kind is not None or given:
             raise typer.BadParameter("--spec holds the whole job; leave out the kind and its options")

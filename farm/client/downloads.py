@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import tempfile
@@ -26,12 +27,15 @@ def download(
     A broken transfer goes on where it stopped. The file appears under its name only when its SHA-256 is
     right; raises :class:`farm.errors.HashMismatch` otherwise, and leaves nothing behind.
     """
-    if target.is_file() and _sha256(target) == sha256:
-        return target
-    if target.is_dir():
-        raise InvalidInput(f"{target} is a folder; name a file")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
+    try:
+        if target.is_file() and _sha256(target) == sha256:
+            return target
+        if target.is_dir():
+            raise InvalidInput(f"{target} is a folder; name a file")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:60]}-")
+    except OSError as error:
+        raise _unwritable(target, error) from error
     temporary = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -64,11 +68,17 @@ def download(
         temporary.chmod(0o666 & ~umask)
         return temporary.replace(target)
     except OSError as error:
-        if error.errno == 28:
-            raise OutOfSpace(f"no space left in {target.parent} for {target.name}") from error
-        raise InvalidInput(f"cannot write {target}: {error.strerror}") from error
+        raise _unwritable(target, error) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _unwritable(target: Path, error: OSError) -> OutOfSpace | InvalidInput:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return OutOfSpace(
+            f"no space left in {target.parent} for {target.name}; free some, or choose another place"
+        )
+    return InvalidInput(f"cannot write {target}: {error.strerror}; choose another place")
 
 
 def _sha256(path: Path) -> str:

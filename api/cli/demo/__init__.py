@@ -13,6 +13,7 @@ from api.cli import terminal
 from api.cli.demo.films import FILMS, DemoFilm
 from api.cli.demo.interrupts import Interrupts
 from api.cli.demo.own_farm import OwnFarm
+from api.cli.folders import check_folder
 from api.cli.live import follow_job
 from api.cli.watch import end_with
 from farm.client import FarmClient
@@ -30,6 +31,7 @@ def demo(
 ) -> None:
     """Render the demo films on a farm of their own. The last line on stdout is the turntable's path."""
     chosen = choose(only)
+    check_folder(output, "--output")
     interrupts = Interrupts()
     with interrupts, OwnFarm(output, interrupts) as own:
         with FarmClient.of(own.credentials) as farm:

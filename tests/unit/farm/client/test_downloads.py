@@ -68,3 +68,12 @@ def test_a_file_that_is_right_already_is_not_fetched(tmp_path: Path) -> None:
 def test_a_folder_as_target_is_named(tmp_path: Path) -> None:
     with ScriptedServer([answer(200, FILM)]) as server, pytest.raises(InvalidInput, match="folder"):
         download(transport(server), "/film", tmp_path, SHA)
+
+
+def test_a_file_where_a_folder_must_be_is_said_and_not_a_trace(tmp_path: Path) -> None:
+    (tmp_path / "taken").touch()
+    with (
+        ScriptedServer([answer(200, FILM)]) as server,
+        pytest.raises(InvalidInput, match=r"cannot write .*taken"),
+    ):
+        download(transport(server), "/film", tmp_path / "taken" / "film.mp4", SHA)
