@@ -76,7 +76,8 @@ class Disks:
             if free < wanted:
                 return (
                     f"{folder} has {free:,} bytes free, the floor is {self._floor:,} "
-                    "(FARM_FREE_SPACE_FLOOR): free some space or run `farm gc`"
+                    f"(FARM_FREE_SPACE_FLOOR), and work goes on at {self._floor + self._margin:,}: free some "
+                    "space or run `farm gc`"
                 )
             if info.f_files and info.f_favail < _FEW_INODES:
                 return f"{folder} has {info.f_favail} inodes left: remove files or run `farm gc`"

@@ -35,6 +35,8 @@ def test_a_disk_below_the_floor_is_named_with_its_bytes_and_the_floor(
     told = disks.short() or ""
     assert f"{tmp_path} has 7,340,032 bytes free, the floor is 8,388,608" in told
     assert "farm gc" in told
+    # the floor and a margin that is at most the floor again
+    assert "work goes on at 16,777,216:" in told
 
 
 def test_work_begins_again_only_a_margin_above_the_floor(
