@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from farm.errors import FieldFault, InvalidSpec, NotInstalled
 from farm.plan import JobPlan, StepPlan
 from jobs.engine import Engine
+from jobs.known_fields import instead_of
 
 _EXTRAS: Final = {"render": "render", "encode": "render", "video": "video", "nerf": "nerf"}
 """Kind to the extra of this distribution that its engine needs."""
@@ -74,7 +75,7 @@ class Kind:
         try:
             return self.spec_model().model_validate(dict(data))
         except ValidationError as error:
-            raise InvalidSpec(*_faults(self.name, error, data)) from None
+            raise InvalidSpec(*_faults(self, error, data)) from None
 
     def expand(self, spec: BaseModel, context: ExpandContext) -> JobPlan:
         """Spec to steps and tasks."""
@@ -115,7 +116,7 @@ class Kind:
         return cast(Engine, module.create())
 
 
-def _faults(kind: str, error: ValidationError, data: Mapping[str, Any]) -> tuple[str, list[FieldFault]]:
+def _faults(kind: Kind, error: ValidationError, data: Mapping[str, Any]) -> tuple[str, list[FieldFault]]:
     faults = []
     for item in error.errors():
         path = _in_document(data, item["loc"])
@@ -124,7 +125,8 @@ def _faults(kind: str, error: ValidationError, data: Mapping[str, Any]) -> tuple
         pointer = "/".join(["/spec", *filter(None, path)])
         message = item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
-            message = f"kind {kind!r} has no such field"
+            near = instead_of(kind.spec_model().model_json_schema(), data, path)
+            message = f"kind {kind.name!r} has no such field; {near}"
         elif not isinstance(item["input"], dict | list) and item["type"] not in {
             "value_error",
             "field_fault",

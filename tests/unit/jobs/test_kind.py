@@ -35,6 +35,9 @@ def test_render_and_encode_are_known() -> None:
     ("spec", "pointer", "words"),
     [
         ({**SCENE, "colour": "red"}, "/spec/colour", "no such field"),
+        ({**SCENE, "sampels": 4}, "/spec/sampels", "no such field; did you mean 'samples'?"),
+        ({**SCENE, "camera": {"type": "orbit", "elevaton": 2}}, "/spec/camera/elevaton", "mean 'elevation'?"),
+        ({**SCENE, "zzz": 4}, "/spec/zzz", "`GET /v1/kinds` lists all fields"),
         ({**SCENE, "engine": "vray"}, "/spec/engine", "'mitsuba'"),
         ({**SCENE, "outputs": ["gif"]}, "/spec/outputs/0", "png, png16, jpeg, exr, exr32"),
         ({**SCENE, "outputs": ["png", {"format": "tiff"}]}, "/spec/outputs/1", "'png', 'jpeg', 'exr'"),
