@@ -122,6 +122,8 @@ def in_words(error: Exception) -> str:
         return "its blocks lie in each other too deeply"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return f"there is no room to unpack it: {error.strerror}"
+    if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.ENOENT, errno.EIO):
+        return f"it cannot be opened: {error.strerror}"
     return f"{_CUT_OFF} ({type(error).__name__})"
 
 
