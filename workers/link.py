@@ -283,10 +283,11 @@ class DatabaseLink:
                     machines.let_go_slot(conn, slot_id, ALONE)
                 self._wake("scheduler")
         fractions = self._views.progress()
+        # a tenth of a percent of an hour's frame is seconds
         moved = [
             (task.task_id, task.epoch, fractions[serial])
             for serial, task in held.items()
-            if serial in fractions and abs(fractions[serial] - (task.progress or 0.0)) >= 0.005
+            if serial in fractions and abs(fractions[serial] - (task.progress or 0.0)) >= 0.001
         ]
         if moved:
             with self._db.write() as conn:

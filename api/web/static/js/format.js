@@ -46,5 +46,8 @@ export const count = (number) => number.toLocaleString("en").replaceAll(",", " "
 export const plural = (number, word) => `${count(number)} ${word}${number === 1 ? "" : "s"}`;
 export const percent = (fraction) => `${fraction >= 1 ? 100 : Math.min(99, Math.floor(fraction * 100))} %`;
 
+/** A share in tenths of a percent, for what takes long: never 100 before the end. */
+export const tenths = (fraction) => `${fraction >= 1 ? "100" : (Math.floor(fraction * 1000 + 1e-6) / 10).toFixed(1)} %`;
+
 /** A frame range in words: one frame by its number is `frame 15`. */
 export const framesText = (range) => /^-?\d+$/.test(range) ? `frame ${range}` : `frames ${range}`;

@@ -2,7 +2,7 @@
 
 import { get } from "../api.js";
 import { bar, fill, h, keyed, setBar } from "../dom.js";
-import { count, percent, plural } from "../format.js";
+import { count, plural, tenths } from "../format.js";
 
 const EVERY_MS = 1000;
 const MOST = 6;
@@ -45,9 +45,9 @@ function draw(holder, job, tasks) {
 export function progressOf(task) {
   if (task.progress === null) return "preparing";
   const frames = task.frames ? framesIn(task.frames) : 1;
-  if (frames === 1) return percent(task.progress);
+  if (frames === 1) return tenths(task.progress);
   const at = Math.min(task.progress * frames, frames - 1e-6);
-  return `frame ${count(Math.floor(at) + 1)} of ${count(frames)}, ${percent(at % 1)} of it`;
+  return `frame ${count(Math.floor(at) + 1)} of ${count(frames)}, ${tenths(at % 1)} of it`;
 }
 
 /** How many frames a range such as `1-9:2,20` holds. */
