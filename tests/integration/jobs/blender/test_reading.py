@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from blender_asset_tracer import blendfile
 
-from farm.errors import InvalidInput, PermanentFailure
+from farm.errors import EscapedPath, InvalidInput, PermanentFailure
 from jobs.render.blender import collect, scene_file
 from jobs.render.driver import ROOT_FOLDER
 from tests.integration.jobs.blender.conftest import Job
@@ -53,7 +53,7 @@ def test_a_modifier_of_geometry_nodes_is_no_fault(job: MakeJob, made: Path) -> N
 
 
 def test_what_cannot_be_followed_is_said_and_the_rest_is_done(
-    job: MakeJob, made: Path, tmp_path: Path
+    job: MakeJob, made: Path, tmp_path: Path, confined: str
 ) -> None:
     (tmp_path / "tex").mkdir()
     (tmp_path / "tex" / "none.png").write_bytes(b"\x89PNG\r\n\x1a\n")
@@ -70,7 +70,13 @@ def test_what_cannot_be_followed_is_said_and_the_rest_is_done(
     with collect.collect(scene) as found:
         assert list(found.files) == ["odd.blend", "tex/none.png"]
         assert [unread.partition(" ")[0] for unread in found.unread] == ["Cube"]
-    findings = job(scene, blender={"allow_missing": True}).preflight()["findings"]
+    one = job(scene, blender={"allow_missing": True})
+    if confined == "plain":
+        # nothing but the paths that were looked at would keep Blender inside
+        with pytest.raises(EscapedPath, match=r"whose paths cannot be checked \(Cube "):
+            one.preflight()
+        return
+    findings = one.preflight()["findings"]
     (finding,) = [finding for finding in findings if finding["code"] == "unread"]
     assert finding["severity"] == "warning"
     assert finding["message"].startswith("Cube (it is damaged or cut off (KeyError)) could not be followed")
