@@ -10,6 +10,11 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 Item = TypeVar("Item")
 
 
+def example(**fields: Any) -> ConfigDict:
+    """What to add to the configuration of a request body for an example of it in the OpenAPI document."""
+    return ConfigDict(json_schema_extra={"examples": [fields]})
+
+
 class In(BaseModel):
     """A request body: unknown fields and values of another type are refused."""
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from api.models.common import In, Out, Sha256
+from api.models.common import In, Out, Sha256, example
 
 
 class Asset(Out):
@@ -31,6 +31,8 @@ class Uploaded(Out):
 
 class Ask(In):
     """Hashes to look up before uploading."""
+
+    model_config = example(sha256=["9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"])
 
     sha256: Annotated[list[Sha256], Field(min_length=1, max_length=10_000)]
 

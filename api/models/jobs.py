@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from api.models.common import Count, In, Label, Labels, Out, Priority, Sha256, Time
+from api.models.common import Count, In, Label, Labels, Out, Priority, Sha256, Time, example
 from farm.states import GroupState
 
 JobId = Annotated[str, Field(max_length=48, examples=["job_0192f3b0c5d47e2f9a3c1b2d4e5f6a7b"])]
@@ -49,6 +49,8 @@ class JobSubmit(In):
 
 class JobChange(In):
     """What may be changed on a job; fields left out stay as they are."""
+
+    model_config = example(priority=70, labels={"shot": "s010"})
 
     priority: Priority | None = None
     labels: Labels | None = None
@@ -140,6 +142,8 @@ class Reason(Out):
 class Retake(In):
     """Frames to make again as a new take; the old takes stay."""
 
+    model_config = example(step="render", frames="1-10")
+
     step: Annotated[str, Field(max_length=200, description="Name or id of the step", examples=["render"])]
     frames: Annotated[
         str | None, Field(max_length=20_000, examples=["1-10"], description="null: all frames of the step")
@@ -148,6 +152,8 @@ class Retake(In):
 
 class RetakeStep(In):
     """Frames of one step to make again as a new take."""
+
+    model_config = example(frames="1-10")
 
     frames: Annotated[
         str | None, Field(max_length=20_000, examples=["1-10"], description="null: all frames of the step")
@@ -165,6 +171,8 @@ class RetakeMade(Out):
 
 class CurrentTake(In):
     """Which take films and downloads use."""
+
+    model_config = example(frames="1-10", take=1)
 
     frames: Annotated[str, Field(max_length=20_000, examples=["1-10"])]
     take: Annotated[int, Field(ge=1, le=2**31 - 1)]

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from api.models.common import In, Out, Time
+from api.models.common import In, Out, Time, example
 
 
 def _without_guard(info: dict[str, Any]) -> dict[str, Any]:
@@ -61,6 +61,8 @@ class Pool(Out):
 
 class PoolChange(In):
     """What may be changed on a pool."""
+
+    model_config = example(max_slots=4, paused=False)
 
     max_slots: Annotated[int | None, Field(ge=0, le=1_000_000)] = None
     paused: bool | None = None

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from api.models.common import In, Label, Out, Time
+from api.models.common import In, Label, Out, Time, example
 
 Scope = Literal["read", "submit", "operate", "admin", "worker"]
 _Share = Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False, strict=False)]
@@ -32,6 +32,8 @@ class Project(Out):
 class ProjectMake(In):
     """A project to make."""
 
+    model_config = example(name="feature", share=2.0, max_slots=8, quota_slot_s=None, reserved=False)
+
     name: Label
     share: _Share = 1.0
     max_slots: _Slots = None
@@ -41,6 +43,8 @@ class ProjectMake(In):
 
 class ProjectChange(In):
     """What may be changed on a project; fields left out stay, null lifts a cap."""
+
+    model_config = example(share=1.5, max_slots=None)
 
     name: Label | None = None
     share: _Share | None = None
@@ -59,6 +63,8 @@ class User(Out):
 
 class UserMake(In):
     """A user to make."""
+
+    model_config = example(name="ada")
 
     name: Label
 
@@ -80,6 +86,8 @@ class Key(Out):
 class KeyMake(In):
     """A key to make."""
 
+    model_config = example(name="render node 3", scopes=["read", "submit"], project="feature")
+
     name: Label
     scopes: Annotated[list[Scope], Field(min_length=1, max_length=5, examples=[["read", "submit"]])]
     user: Annotated[str | None, Field(max_length=200, description="Name or id; null: yourself")] = None
@@ -96,6 +104,8 @@ class KeyMade(Key):
 
 class Login(In):
     """The one place where a key is given in a body: to exchange it for a session cookie."""
+
+    model_config = example(key="sfk_the_secret_that_was_shown_once")
 
     key: Annotated[str, Field(min_length=1, max_length=300)]
 

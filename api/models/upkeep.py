@@ -6,11 +6,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from api.models.common import In, Out
+from api.models.common import In, Out, example
 
 
 class Collect(In):
     """A collection of unreferenced contents."""
+
+    model_config = example(dry_run=True)
 
     dry_run: bool = Field(default=True, description="Only count what would go")
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from api.models.common import In, Out, Page, Sha256, Time
+from api.models.common import In, Out, Page, Sha256, Time, example
 from jobs.video.facts import Facts
 from jobs.video.gates import MIN_PSNR_DB, MIN_SSIM
 from jobs.video.models import ModelFile
@@ -19,6 +19,31 @@ Name = Annotated[
 
 class ModelAdd(In):
     """A version of a model, as `farm models add` finds it on a machine that sees the folder."""
+
+    model_config = example(
+        name="wan2.1-1.3b",
+        folder="/srv/models/wan2.1-1.3b",
+        files=[
+            {
+                "path": "model_index.json",
+                "bytes": 400,
+                "sha256": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+            }
+        ],
+        facts={
+            "family": "wan2.1",
+            "pipeline_class": "WanPipeline",
+            "tasks": ["t2v"],
+            "denoisers": ["transformer"],
+            "components": {"transformer": "WanTransformer3DModel", "vae": "AutoencoderKLWan"},
+            "temporal": 4,
+            "size_divisor": 16,
+            "most_frames": 257,
+            "latent_channels": 16,
+            "resume": "exact",
+            "max_sequence_length": 512,
+        },
+    )
 
     name: Name
     folder: Annotated[
@@ -108,6 +133,18 @@ class ModelPage(Page[Model]):
 
 class MeasuredAdd(In):
     """A measurement of one lossy choice."""
+
+    model_config = example(
+        choice="cache:schedule:50:10,12,14",
+        ssim=0.98,
+        psnr_db=38.5,
+        prompts=4,
+        steps=50,
+        width=832,
+        height=480,
+        frames=81,
+        measured_on="one H200",
+    )
 
     choice: Annotated[str, Field(min_length=1, max_length=2000, examples=["cache:schedule:50:10,12,14"])]
     ssim: Annotated[float, Field(ge=-1, le=1, allow_inf_nan=False, strict=False)]

@@ -28,7 +28,13 @@ class InputReference(BaseModel):
 class VideoCreate(BaseModel):
     """A video to make. Every other field of a video job's spec may stand beside these."""
 
-    model_config = ConfigDict(extra="allow", strict=True)
+    model_config = ConfigDict(
+        extra="allow",
+        strict=True,
+        json_schema_extra={
+            "examples": [{"prompt": "a red kite over dunes", "seconds": "5", "size": "832x480"}]
+        },
+    )
 
     prompt: str = Field(description="What is to be seen")
     model: Annotated[
@@ -106,6 +112,9 @@ def request_body() -> dict[str, Any]:
     return {
         "requestBody": {
             "required": True,
-            "content": {"application/json": {"schema": schema}, "multipart/form-data": {"schema": form}},
+            "content": {
+                "application/json": {"schema": schema},
+                "multipart/form-data": {"schema": form, "example": {"prompt": "a red kite over dunes"}},
+            },
         }
     }

@@ -28,12 +28,13 @@ streams = APIRouter(prefix="/v1", route_class=StreamRoute)
 Hash = Annotated[
     str, Path(pattern=r"^[0-9a-f]{64}$", description="SHA-256, 64 lower-case hexadecimal digits")
 ]
-_BYTES = {"schema": {"type": "string", "format": "binary"}}
+_BYTES = {"schema": {"type": "string", "format": "binary"}, "example": "the bytes of one file, as they are"}
 _FORM = {
     "schema": {
         "type": "object",
         "properties": {"file": {"type": "array", "items": {"type": "string", "format": "binary"}}},
-    }
+    },
+    "example": {"file": ["the bytes of scene/scene.xml", "the bytes of scene/wood.png"]},
 }
 
 
