@@ -85,13 +85,15 @@ def test_an_attempt_whose_task_went_on_without_it_neither_publishes_nor_finishes
     assert set(shop.store.iter_hashes()) > known, "what it made afterwards stays unreferenced"
 
 
-def test_between_tasks_of_a_bundle_a_cancel_is_seen(shop: Shop) -> None:
-    job = shop.submit({"tasks": 3, "do": {"deaf_s": 0.3}})
+def test_between_tasks_of_a_bundle_a_cancel_is_seen(shop: Shop, tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    job = shop.submit({"tasks": 3, "do": {"deaf_until": str(said)}})
     first, second, third = (task.id for task in shop.tasks(job))
 
     def cancel() -> None:
         with shop.db.write() as conn:
             cancel_job(conn, job)
+        said.touch()
 
     thread = _meanwhile(shop, lambda: shop.said(first), cancel)
     shop.run(job)
@@ -101,13 +103,15 @@ def test_between_tasks_of_a_bundle_a_cancel_is_seen(shop: Shop) -> None:
     assert (shop.said(second), shop.said(third)) == ([], [])
 
 
-def test_between_tasks_of_a_bundle_a_pause_gives_the_rest_back_free(shop: Shop) -> None:
-    job = shop.submit({"tasks": 3, "do": {"deaf_s": 0.3}})
+def test_between_tasks_of_a_bundle_a_pause_gives_the_rest_back_free(shop: Shop, tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    job = shop.submit({"tasks": 3, "do": {"deaf_until": str(said)}})
     first, second, _ = (task.id for task in shop.tasks(job))
 
     def pause() -> None:
         with shop.db.write() as conn:
             pause_job(conn, job)
+        said.touch()
 
     thread = _meanwhile(shop, lambda: shop.said(first), pause)
     shop.run(job)

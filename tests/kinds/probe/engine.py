@@ -158,6 +158,9 @@ def _deaf(told: Behaviour) -> None:
     until = time.monotonic() + told.deaf_s
     while time.monotonic() < until:
         time.sleep(0.02)
+    until = time.monotonic() + 60.0
+    while told.deaf_until and not Path(told.deaf_until).exists() and time.monotonic() < until:
+        time.sleep(0.02)
 
 
 def _count(host: Host, told: Behaviour, trace: _Trace) -> None:

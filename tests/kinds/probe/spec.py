@@ -34,6 +34,8 @@ class Behaviour(BaseModel):
     """Ask after each frame whether the rest is to be handed on, with this many seconds for a task."""
     deaf_s: float = 0.0
     """Seconds of work that never looks at the control word, shows no progress and sleeps in between."""
+    deaf_until: str = ""
+    """The same until a file of this path is there, a minute at most."""
     width: int = 1
     height: int = 1
     spoil: Literal["nothing", "truncated", "wrong_size", "empty", "missing", "foreign"] = "nothing"
