@@ -197,7 +197,8 @@ def _of_modifier(modifier: Any, item: Any, frames: list[int]) -> Iterator[Used]:
             first, last = domain.cache_frame_start, domain.cache_frame_end
             suffix = ".vdb" if domain.cache_data_format == "OPENVDB" else ".uni"
             path = f"{domain.cache_directory.rstrip('/')}/data/fluid_data_0001{suffix}"
-            numbers = {frame for frame in frames if first <= frame <= last}
+            shift = domain.cache_frame_offset
+            numbers = {frame - shift for frame in frames if first <= frame - shift <= last}
             yield Used("fluid cache", item.name, path, *more, numbers=numbers)
     for cache in (getattr(modifier, "point_cache", None), _particles(modifier)):
         if cache is not None and cache.use_external and cache.filepath:

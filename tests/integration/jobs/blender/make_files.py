@@ -296,6 +296,15 @@ speaker.sound = sound
 scene.collection.objects.link(bpy.data.objects.new("Speaker", speaker))
 save("files")
 
+scene = fresh()
+cloth = bpy.data.objects["Cube"].modifiers.new("Cloth", "CLOTH")
+cloth.point_cache.frame_end = 2
+save("baked")
+bpy.ops.wm.open_mainfile(filepath=str(FOLDER / "baked.blend"))
+bpy.data.objects["Cube"].modifiers["Cloth"].point_cache.use_disk_cache = True
+bpy.ops.ptcache.bake_all(bake=True)
+save("baked")
+
 # no Blender of today writes that engine: its name goes into the field of 32 bytes by hand
 data, count = re.subn(rb"CYCLES\0.{6}", b"BLENDER_GAME\0", (FOLDER / "plain.blend").read_bytes(), flags=re.S)
 assert count

@@ -112,6 +112,12 @@ def test_every_kind_of_file_that_frames_read_is_looked_for(job: MakeJob, made: P
     assert f"{smoke} smoke_01.vdb, smoke_02.vdb, smoke_03.vdb" in lost()
 
 
+def test_a_bake_without_its_cache_on_disk_is_missing(job: MakeJob, made: Path) -> None:
+    assert list((made / "blendcache_baked").iterdir())
+    finding = found(job(made / "baked.blend").preflight(), "missing_file")
+    assert finding["message"] == "point cache 'Cube' is missing: '//blendcache_baked'"
+
+
 def test_a_sequence_with_a_hole_is_missing_only_for_frames_that_show_it(
     job: MakeJob, made: Path, tmp_path: Path
 ) -> None:
