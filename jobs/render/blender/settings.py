@@ -76,7 +76,8 @@ class BlenderSettings(Model):
     view_layer: str | None = Field(default=None, description="View layer; left out: the first one.")
     camera: str | None = Field(
         default=None,
-        description="Camera object, or auto to frame all visible objects; left out: the scene's camera.",
+        description="Camera object, or auto to frame all visible objects: either stands for every frame; "
+        "left out: the scene's camera, and its markers that switch it.",
     )
     engine: Literal["cycles", "eevee", "workbench"] | None = Field(
         default=None, description="Left out: the file's own engine."
