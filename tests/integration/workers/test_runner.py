@@ -20,6 +20,7 @@ from farm.records import Ticket, TicketEntry
 from farm.why import why
 from tests.integration.workers.shop import Shop, make_shop  # noqa: F401  a fixture
 from tests.kinds.probe.engine import png
+from workers import runner
 from workers.control import Command
 from workers.disks import FULL_PREFIX, Disks
 from workers.spool import read_unanswered
@@ -85,8 +86,12 @@ def test_an_attempt_whose_task_went_on_without_it_neither_publishes_nor_finishes
     assert set(shop.store.iter_hashes()) > known, "what it made afterwards stays unreferenced"
 
 
-def test_between_tasks_of_a_bundle_a_cancel_is_seen(shop: Shop, tmp_path: Path) -> None:
-    said = tmp_path / "said"
+def test_between_tasks_of_a_bundle_a_cancel_is_seen(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # a look before every task, and a first task that ends only when the wish is committed
+    monkeypatch.setattr(runner, "_LOOK_EVERY_S", 0.0)
+    said = tmp_path / "wish-is-committed"
     job = shop.submit({"tasks": 3, "do": {"deaf_until": str(said)}})
     first, second, third = (task.id for task in shop.tasks(job))
 
@@ -103,8 +108,12 @@ def test_between_tasks_of_a_bundle_a_cancel_is_seen(shop: Shop, tmp_path: Path) 
     assert (shop.said(second), shop.said(third)) == ([], [])
 
 
-def test_between_tasks_of_a_bundle_a_pause_gives_the_rest_back_free(shop: Shop, tmp_path: Path) -> None:
-    said = tmp_path / "said"
+def test_between_tasks_of_a_bundle_a_pause_gives_the_rest_back_free(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # a look before every task, and a first task that ends only when the wish is committed
+    monkeypatch.setattr(runner, "_LOOK_EVERY_S", 0.0)
+    said = tmp_path / "wish-is-committed"
     job = shop.submit({"tasks": 3, "do": {"deaf_until": str(said)}})
     first, second, _ = (task.id for task in shop.tasks(job))
 
