@@ -140,9 +140,10 @@ def _task(conn: sa.Connection, task_id: str, settings: Settings) -> Iterator[Rea
         yield from _jobs_before(conn, task["job_id"])
         yield from _dependencies(conn, task)
     elif state == TaskState.READY:
-        held = [*_flags(task), *_ready(conn, task)]
+        flags = list(_flags(task))
+        held = [*flags, *_ready(conn, task)]
         yield from held
-        yield from _slots(conn, task, settings, free_to_go=not held)
+        yield from _slots(conn, task, settings, free_to_go=not held, wanted=not flags)
     elif state == TaskState.DISPATCHED:
         since = task["now"] - task["dispatched_at"]
         text = f"it was sent to slot {task['slot_id']} {since:.1f} s ago, which has not begun it"
@@ -187,7 +188,11 @@ def _dependencies(conn: sa.Connection, task: dict[str, Any]) -> Iterator[Reason]
         .order_by(steps.c.position)
     )
     for step_id, name, state, deferred, number in conn.execute(query):
-        left = "it has no tasks yet" if deferred else f"{number} of its tasks are left"
+        left = (
+            "it has no tasks yet"
+            if deferred
+            else f"{number} of its tasks {'is' if number == 1 else 'are'} left"
+        )
         text = f"it waits for step {name!r}, which is {state}: {left}"
         yield Reason("dependency", text, {"step_id": step_id, "state": state, "tasks_left": number})
     if task["waiting_on"]:
@@ -249,7 +254,7 @@ def _busy_slots(conn: sa.Connection) -> list[tuple[str, str, str]]:
 
 
 def _slots(
-    conn: sa.Connection, task: dict[str, Any], settings: Settings, *, free_to_go: bool
+    conn: sa.Connection, task: dict[str, Any], settings: Settings, *, free_to_go: bool, wanted: bool
 ) -> Iterator[Reason]:
     pool = task["pool"]
     rows = conn.execute(
@@ -288,7 +293,7 @@ def _slots(
             text = f"the {len(idle)} idle slots of pool {pool!r} are kept for projects that reserve"
             yield Reason("reserved", text, {"pool": pool, "kept": kept})
             return
-    if not counts["idle"] and len(held) < len(up):
+    if not counts["idle"] and len(held) < len(up) and wanted:
         states = ", ".join(f"{number} {state}" for state, number in sorted(counts.items()))
         yield Reason("busy", f"no slot for it is idle: {states}", {"slots": dict(counts)})
     elif counts["idle"] and free_to_go:

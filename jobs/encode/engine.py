@@ -92,7 +92,7 @@ def _film_size(settings: FilmSettings, shape: tuple[int, int], container: str) -
     try:
         return settings.film_size(*shape, container)
     except ValueError as error:
-        raise PermanentFailure(f"the frames are {error}") from None
+        raise PermanentFailure(f"the film's size: {error}") from None
 
 
 def _decoded(pictures: list[_Picture], settings: FilmSettings, deep: bool, host: Host) -> Iterator[Any]:

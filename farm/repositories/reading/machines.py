@@ -83,7 +83,13 @@ def list_pools(conn: sa.Connection) -> list[Row]:
         serving.update(set(pools))
     steps = t.steps.c
     load_query = (
-        sa.select(steps.pool, sa.func.sum(steps.n_ready), sa.func.sum(steps.n_dispatched + steps.n_running))
+        sa.select(
+            steps.pool,
+            # a paused job waits for nobody's slot
+            sa.func.sum(sa.case((t.jobs.c.paused, 0), else_=steps.n_ready)),
+            sa.func.sum(steps.n_dispatched + steps.n_running),
+        )
+        .join(t.jobs, t.jobs.c.id == steps.job_id)
         .where(steps.state.in_(["waiting", "running"]))
         .group_by(steps.pool)
     )

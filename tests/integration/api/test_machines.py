@@ -40,6 +40,13 @@ def test_draining_and_resuming_wakes_the_node(farm: Farm) -> None:
     assert farm.call.post("/v1/nodes/n9/drain").status_code == 404
 
 
+def test_tasks_of_a_paused_job_do_not_count_as_waiting_for_a_pool(farm: Farm) -> None:
+    job = farm.submit()
+    assert farm.call.get("/v1/pools/render").json()["ready"] == 2
+    farm.call.post(f"/v1/jobs/{job['id']}/pause")
+    assert farm.call.get("/v1/pools/render").json()["ready"] == 0
+
+
 def test_pools_show_their_load_and_can_be_paused(farm: Farm) -> None:
     farm.slot()
     farm.submit()

@@ -50,6 +50,16 @@ def test_dependencies_are_named(world: World) -> None:
     assert comp["frames"].data == {"task_ids": world.tasks(job_id, "render")[:1], "number": 1}
 
 
+def test_a_paused_job_waits_for_no_slot(world: World) -> None:
+    job_id = world.job(step(frames="1-2"))
+    busy, waiting = world.tasks(job_id)
+    world.begin(busy)
+    assert "busy" in _why(world, waiting)
+    with world.db.write() as conn:
+        pause_job(conn, job_id)
+    assert set(_why(world, waiting)) == {"paused"}
+
+
 def test_a_pause_and_a_cancel_are_named(world: World) -> None:
     job_id = world.job(step(frames="1"))
     (task,) = world.begin(*world.tasks(job_id))
