@@ -59,6 +59,11 @@ def _by_trimesh(path: Path, scratch: Path) -> tuple[dict[str, Any], list[Any]]:
         ) from None
     try:
         scene = trimesh.load_scene(str(path))
+    except IndexError as error:
+        raise PermanentFailure(
+            f"{path.name} cannot be read: a face names a point, normal or texture point that the file "
+            f"does not have ({error}); export it anew"
+        ) from None
     except Exception as error:  # noqa: BLE001  a reader of untrusted files may raise anything
         raise PermanentFailure(f"{path.name} cannot be read: {type(error).__name__}: {error}") from None
     shapes: dict[str, Any] = {}

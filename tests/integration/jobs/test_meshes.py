@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from farm.errors import EscapedPath, PermanentFailure
+from jobs.render.mitsuba.meshes import load_shapes
 from tests.unit.jobs.local_host import LocalHost
 
 REAL = Path(__file__).resolve().parents[4] / "shared" / "real" / "blend"
@@ -153,6 +154,12 @@ def test_a_file_without_triangles_is_refused_by_name(
     (tmp_path / name).write_bytes(data)
     with pytest.raises(PermanentFailure, match=rf"{name[0]}\.{name[2:]}"):
         make_host({name: tmp_path / name}).run_job("render", {"scene": name, **MESH})
+
+
+def test_a_face_that_names_a_point_which_is_not_there_is_said_in_plain_words(tmp_path: Path) -> None:
+    (tmp_path / "oob.obj").write_text("v 0 0 0\nv 1 0 0\nv 0 1 0\nf 1 2 9\n")
+    with pytest.raises(PermanentFailure, match=r"oob\.obj .*a face names a point.*export it anew"):
+        load_shapes(tmp_path / "oob.obj", tmp_path)
 
 
 def test_a_material_that_reads_a_secret_never_reaches_the_reader(
