@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 _TRIM_THRESHOLD: Final = -1
@@ -22,11 +24,16 @@ def keep_pages() -> bool:
     return bool(mallopt(_MMAP_THRESHOLD, 1 << 30)) and bool(mallopt(_TRIM_THRESHOLD, (1 << 31) - 1))
 
 
-def flush_tiny() -> None:
+@contextmanager
+def tiny_flushed() -> Iterator[None]:
     """Treat numbers under 1e-38 as zero: squares of small gradients are, and a CPU takes 100 times as long.
 
-    Call it before torch starts its threads, which inherit it.
+    Only as long as it lasts: the slot's next task may be of a kind whose bits it would change.
     """
     import torch
 
     torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)

@@ -36,7 +36,6 @@ class NerfEngine:
     def open(self, host: Host) -> None:
         """Prepare the process: a training allocates the same large arrays again and again."""
         calm.keep_pages()
-        calm.flush_tiny()
 
     def close(self) -> None:
         """Forget the field."""
@@ -54,7 +53,8 @@ class NerfEngine:
         folder = host.scratch / "work"
         folder.mkdir()
         try:
-            stages[str(task.payload["stage"])](spec, task, host)
+            with calm.tiny_flushed():
+                stages[str(task.payload["stage"])](spec, task, host)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -294,6 +294,8 @@ class FramesOut:
                         if not in_chunk[chunk]:
                             free_chunks.append(chunk)
                     while told and told[0] in done:
+                        # each is published, which takes time: many may be done at once
+                        check()
                         index = told.popleft()
                         written(index, done.pop(index))
         except BaseException:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -205,6 +207,41 @@ class FarmUnderTest:
             lambda: sum(row.state == state for row in self.slot_rows(node)) >= count,
             lambda: f"{count} slots are {state}: {[(row.name, row.state) for row in self.slot_rows(node)]}",
         )
+
+    def stop_outside_transactions(self, *pids: int) -> None:
+        """Stop processes (SIGSTOP) at a moment when none of them holds a lock of the database.
+
+        One that is stopped within a transaction on SQLite shuts everybody out until it goes on: another
+        subject than what a stopped process may still do.
+        """
+        for _ in range(50):
+            for pid in pids:
+                os.kill(pid, signal.SIGSTOP)
+            time.sleep(0.1)
+            if not self._somebody_writes():
+                return
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+            time.sleep(0.05)
+        raise AssertionError(f"processes {pids} were within a transaction at every look")
+
+    def _somebody_writes(self) -> bool:
+        if self.db.engine.dialect.name == "sqlite":
+            path = self.db.engine.url.database
+            assert path is not None
+            with closing(sqlite3.connect(path, timeout=0.5, isolation_level=None)) as own:
+                try:
+                    own.execute("BEGIN IMMEDIATE")
+                except sqlite3.OperationalError:
+                    return True
+                own.execute("ROLLBACK")
+                return False
+        idle = (
+            "SELECT count(*) FROM pg_stat_activity "
+            "WHERE state LIKE 'idle in%' AND datname = current_database()"
+        )
+        with self.db.read() as conn:
+            return bool(conn.scalar(sa.text(idle)))
 
     def slot_pid(self, task_id: str) -> int:
         """Process of the slot that the task runs in."""

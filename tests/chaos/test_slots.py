@@ -85,8 +85,7 @@ def test_stopped_slot_can_neither_publish_nor_finish_after_its_lease(chaos_on_bo
         [task] = farm.tasks(job)
         farm.wait_said(task.id, "frame 1")
         pid, agent = farm.slot_pid(task.id), farm.agents["one"].pid
-        os.kill(agent, signal.SIGSTOP)
-        os.kill(pid, signal.SIGSTOP)
+        farm.stop_outside_transactions(agent, pid)
         farm.start_agent("two")
         farm.wait_said(task.id, "begin", times=2)
         farm.wait_job(job)
@@ -113,7 +112,7 @@ def test_a_slot_that_stays_stopped_is_killed_and_replaced(chaos: Settings) -> No
         [task] = farm.tasks(job)
         farm.wait_said(task.id, "frame 1")
         pid = farm.slot_pid(task.id)
-        os.kill(pid, signal.SIGSTOP)
+        farm.stop_outside_transactions(pid)
         farm.wait_job(job)
         until(lambda: not Path(f"/proc/{pid}").exists(), "the stopped slot is killed")
         farm.wait_slots(2)
