@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed (extra [nerf])")
 
-from jobs.nerf.calm import tiny_flushed  # noqa: E402
+from jobs.nerf.calm import tiny_flushed
 
 
 def half_of_the_least() -> float:
