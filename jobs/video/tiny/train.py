@@ -65,7 +65,7 @@ def train_vae(
 
     Windows (`size` pixels both ways, `frames` long) hold mostly object and cost a fraction of the whole clip.
     They want all frames of a clip: trained on nine, which pass through every path of the causal VAE, it
-    decodes frames from the tenth on 3 to 17 dB worse.
+    decodes later frames worse (docs/explanation/tiny_model.md, runs 2 and 3).
     """
     optimizer, average = Optimizer(vae, trainer.device), Averager(vae)
     report = torch.zeros(2, device=trainer.device)  # mean square error, divergence
