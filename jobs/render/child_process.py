@@ -40,7 +40,8 @@ class Child:
         self.bounds = Bounds.make(limits)
         sealed = seal(program, room, env, self.bounds)
         if sealed.user is not None:
-            os.chown(room.output, sealed.user, sealed.user)
+            for path in (room.output, *room.output.iterdir()):
+                os.chown(path, sealed.user, sealed.user)
             # bubblewrap enters it before the child becomes that user
             room.output.chmod(0o711)
         self.inputs = sealed.inputs

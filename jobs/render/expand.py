@@ -54,7 +54,7 @@ def expand(spec: Spec, context: ExpandContext) -> JobPlan:
         pool="render",
         tasks=_tasks(frames, size, seconds),
         outputs=tuple(declare(o, spec.size, bool(spec.transparent)) for o in spec.outputs),
-        payload={"warm_key": key},
+        payload={"warm_key": key, "scene_key": scene_key(context)},
         warm_key=key,
         requires={"device": "cuda"} if spec.device == "cuda" else {},
         max_retries=spec.max_retries,
@@ -93,6 +93,12 @@ def warm_key(spec: Spec, context: ExpandContext) -> str:
     }
     text = json.dumps(loaded, sort_keys=True, separators=(",", ":"))
     return f"{spec.engine}:{hashlib.sha256(text.encode()).hexdigest()[:24]}"
+
+
+def scene_key(context: ExpandContext) -> str:
+    """Names all that a job's child reads and nothing else: its assets, by path and hash."""
+    read = sorted((asset.path, asset.sha256) for asset in context.assets.values())
+    return hashlib.sha256(json.dumps(read, separators=(",", ":")).encode()).hexdigest()
 
 
 def _tasks(frames: FrameRange, size: int, seconds: float) -> Iterator[TaskPlan]:

@@ -8,7 +8,7 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -63,6 +63,8 @@ class Held:
     facts: dict[str, Any] = field(default_factory=dict)
     asked: int = 0
     """Answers that the child still owes; a child that owes some belongs to the task that asked."""
+    after_task: Callable[[], object] = lambda: None
+    """What a driver has to do when a task of the child is done."""
 
     @property
     def idle(self) -> bool:

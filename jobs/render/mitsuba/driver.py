@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from farm.frame_range import FrameRange
+from farm.settings import settings
 from jobs.engine import Host, TaskContext
 from jobs.render.bounds import Limits
 from jobs.render.child_process import Child
 from jobs.render.driver import links, memory_limit, owner, process_limit
 from jobs.render.frames import render_frames
 from jobs.render.held import Clock, Held
+from jobs.render.mitsuba.kernels import FOLDER, VARIABLE, Kernels
 from jobs.render.mitsuba.variants import Proof, choose
 from jobs.render.sandbox import Room, farm_python
 from jobs.render.scene_paths import check_scene
@@ -36,8 +38,12 @@ class MitsubaDriver:
             # CUDA reserves far more addresses than it uses
             limits = Limits(limit, process_limit(threads), private=not on_gpu)
             program = farm_python("jobs.render.mitsuba.child")
+            kernels = _kernels(task)
+            kernels.lay_out(folder)
             child = Child(program, room, _environment(proof, spec, threads), limits)
-        return Held(child, key, limit, {"variant": proof.variant, "reason": proof.reason})
+        held = Held(child, key, limit, {"variant": proof.variant, "reason": proof.reason})
+        held.after_task = lambda: _take_over(kernels, folder, host)
+        return held
 
     def load(self, held: Held, spec: Spec, task: TaskContext, host: Host) -> None:
         """Have the scene loaded in the chosen variant."""
@@ -72,6 +78,7 @@ class MitsubaDriver:
         times = render_frames(held, numbers, task, host, spec.frame_timeout_s, {}, target_s)
         with host.phase("work"):
             host.result(_found(held, task, numbers[len(times) :], host))
+        held.after_task()
 
 
 def _found(held: Held, task: TaskContext, left: list[int], host: Host) -> dict[str, Any]:
@@ -84,13 +91,29 @@ def _found(held: Held, task: TaskContext, left: list[int], host: Host) -> dict[s
     return {"convention": "opengl", "cameras": answer["cameras"], "device": held.facts}
 
 
+def _kernels(task: TaskContext) -> Kernels:
+    key = task.step.get("scene_key")
+    return Kernels(settings().run_dir / "kernels", str(key) if key else None)
+
+
+def _take_over(kernels: Kernels, folder: Path, host: Host) -> None:
+    if count := kernels.take_over(folder):
+        host.log.write(f"kept {count} compiled kernels for the next renderer of this scene")
+
+
 def _threads(task: TaskContext) -> int:
     return int(task.device.get("threads") or len(os.sched_getaffinity(0)))
 
 
 def _environment(proof: Proof, spec: Spec, threads: int) -> dict[str, str]:
     """What a child is told; the slot's own environment stays with the slot."""
-    env = {**dict(proof.env), "OMP_NUM_THREADS": str(threads), "NANOTHREAD_NUM_THREADS": str(threads)}
+    env = {
+        **dict(proof.env),
+        "OMP_NUM_THREADS": str(threads),
+        "NANOTHREAD_NUM_THREADS": str(threads),
+        # relative to where the child is started, which is its output folder in every confinement
+        VARIABLE: FOLDER,
+    }
     if spec.device == "cuda":
         for name in (
             "CUDA_VISIBLE_DEVICES",

@@ -26,8 +26,11 @@ from farm.errors import (
     TimedOut,
 )
 from farm.frame_range import FrameRange
+from farm.settings import Settings
 from jobs.engine import TaskContext
 from jobs.render.engine import RenderEngine, create
+from jobs.render.mitsuba.variants import choose
+from jobs.render.spec import Spec
 from tests.integration.jobs.scenes import render_directly, write_scene
 from tests.unit.jobs.local_host import LocalHost
 
@@ -193,11 +196,30 @@ def test_the_child_stays_open_between_tasks_of_a_job_and_ends_with_the_engine(ho
         assert len(pids) == 1
         assert host.log.text().count("the scene is still loaded") == 2
         folder = engine._held.child.room.output
-        assert not any(folder.iterdir())
+        assert {path.name for path in folder.iterdir()} <= {"kernels"}
     finally:
         engine.close()
     assert not psutil.pid_exists(pids.pop())
     assert not folder.exists()
+
+
+def test_what_a_child_compiled_is_not_compiled_again_by_the_next_one_of_the_scene(
+    make_host: Callable[[dict[str, Path]], LocalHost],
+    scene: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if not choose(Spec.model_validate({**SMALL, "variant": "auto"}), "cpu").variant.startswith("llvm"):
+        pytest.skip("only Dr.Jit's variants compile, and none works here")
+    monkeypatch.setattr(Settings, "run_dir", tmp_path / "run")
+    first, second = make_host(scene), make_host(scene)
+    run(first, variant="auto")
+    run(second, variant="auto", seed=5)
+    (kept,) = (tmp_path / "run" / "kernels").iterdir()
+    count = len(list(kept.iterdir()))
+    assert count > 3
+    assert f"kept {count} compiled kernels" in first.log.text()
+    assert "compiled kernels" not in second.log.text(), "the second child had to compile"
 
 
 def test_another_scene_gets_another_child(host: LocalHost) -> None:

@@ -94,6 +94,20 @@ def test_the_warm_key_follows_what_is_loaded_and_nothing_else() -> None:
     assert key({**ASSETS, "t/wood.png": Asset("t/wood.png", "c" * 64, 20)}) != base
 
 
+def test_the_scene_key_names_all_assets_and_nothing_of_the_spec() -> None:
+    def key(assets: dict[str, Asset] = ASSETS, **fields: Any) -> Any:
+        return plan(assets, **fields).steps[0].payload["scene_key"]
+
+    base = key()
+    assert key(samples=7, variant="scalar_rgb", seed=4, camera={"type": "orbit"}) == base
+    wood = "t/wood.png"
+    others = [
+        key({**ASSETS, name: Asset(name, sha * 64, 20)})
+        for name, sha in ((wood, "c"), (wood, "d"), ("t/x", "c"))
+    ]
+    assert len({base, *others}) == 4
+
+
 def test_an_orbit_depends_on_the_frame_range_so_its_warm_key_does() -> None:
     orbit = {"type": "orbit"}
     first = plan(frames="1-10", camera=orbit).steps[0].warm_key
