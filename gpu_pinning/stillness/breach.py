@@ -80,6 +80,7 @@ def try_breach(
     budget_ms: float | None = None,
     policy: Policy | None = None,
     more: dict[str, str] | None = None,
+    keep: bool = False,
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Breach, freeze, recover, finish; figures and whether each bound was kept.
@@ -89,7 +90,7 @@ def try_breach(
     is measured is work and not loading.
     ``gpu`` is what both share: a UUID, or any word without a GPU; ``None``: they share cores alone. ``more``
     is set in the work's environment. ``decode`` stands still during the reference run, and is closed at the
-    end. Raises :class:`PinningError`.
+    end; with ``keep`` it stands still there and then goes on. Raises :class:`PinningError`.
     """
     say("reference run of the farm work alone")
     decode.pause(True)
@@ -110,7 +111,7 @@ def try_breach(
     stop = threading.Event()
     thread = threading.Thread(target=loop.run, args=(stop,), daemon=True)
     farm: subprocess.Popen[str] | None = None
-    closed = False
+    away = False
     stamps, gate = folder / "breach.stamps", folder / "gate"
     try:
         say("the farm work loads on the neighbour's device, and waits")
@@ -133,13 +134,15 @@ def try_breach(
         watched = _figures(decode, hands, first, baseline, within_s, 0.5 if gpu else 0.2)
         cpu = loop.cpu_s / (time.monotonic() - began)
         say("decode ends; the work may go on")
-        decode.close()
-        closed = True
+        decode.pause(True)
+        away = True
         working.clear()
         stop.set()
         thread.join(10)
         hands.hold(Hold())
         out, _ = farm.communicate(timeout=180)
+    except subprocess.TimeoutExpired as error:
+        raise PinningError("the farm work did not end within 180 s after it was let go") from error
     finally:
         stop.set()
         if farm is not None and farm.poll() is None:
@@ -148,8 +151,10 @@ def try_breach(
             with contextlib.suppress(FenceError):
                 actuator.kill_family(farm.pid)
             farm.wait(10)
-        if not closed:
+        if not keep:
             decode.close()
+        elif away:
+            decode.pause(False)
     return watched | {
         "guard_cpu_share": round(cpu, 5),
         "reference": reference,
@@ -233,7 +238,10 @@ def breach_begins(
 
 
 def _run_alone(command: list[str], more: dict[str, str] | None) -> str:
-    done = subprocess.run(command, env=_environment(more), capture_output=True, text=True, timeout=180)
+    try:
+        done = subprocess.run(command, env=_environment(more), capture_output=True, text=True, timeout=180)
+    except subprocess.TimeoutExpired as error:
+        raise PinningError("the farm work alone did not end within 180 s") from error
     if done.returncode != 0:
         raise PinningError(f"the farm work fails alone: {done.stderr[-1500:]}")
     return done.stdout.strip()
@@ -265,8 +273,8 @@ def denoise_work(stamps: Path, units: int, gate: Path | None) -> list[str]:
     return [*command, str(gate)] if gate is not None else command
 
 
-def loose_encode(cpus: Sequence[int]) -> Callable[[Path, int, Path | None], list[str]]:
-    """Encodes on these CPUs, without a fence, as a command; how many of them is said by ``more``."""
+def loose_work(pool: str, cpus: Sequence[int]) -> Callable[[Path, int, Path | None], list[str]]:
+    """A pool's work on these CPUs, without a fence, as a command; how many of it is said by ``more``."""
     wanted = ",".join(map(str, cpus))
     script = (
         "import os, sys; os.sched_setaffinity(0, map(int, sys.argv[1].split(',')));"
@@ -275,7 +283,7 @@ def loose_encode(cpus: Sequence[int]) -> Callable[[Path, int, Path | None], list
     module = "gpu_pinning.stillness.farm_load"
 
     def work(stamps: Path, units: int, gate: Path | None) -> list[str]:
-        command = [sys.executable, "-c", script, wanted, module, "encode", str(stamps), str(units)]
+        command = [sys.executable, "-c", script, wanted, module, pool, str(stamps), str(units)]
         return [*command, str(gate)] if gate is not None else command
 
     return work

@@ -38,14 +38,26 @@ class FarmWorker:
     """A farm load in a process, or several, of its own."""
 
     def __init__(
-        self, work: Work, name: str, machine: Topology | None, folder: Path, picture: Path | None = None
+        self,
+        work: Work,
+        name: str,
+        machine: Topology | None,
+        folder: Path,
+        picture: Path | None = None,
+        *,
+        wait: bool = True,
     ) -> None:
-        """``picture``: where it keeps its last picture, for whoever watches live."""
+        """``picture``: where it keeps its last picture, for whoever watches live.
+
+        With ``wait=False`` it is only started: :meth:`ready` waits until it works.
+        """
         self.work = work
         self.fence: Fence | None = None
         self.fenced_by = "nothing"
+        self.name = name
         files = [folder / f"{name}.stamps"]
         files += [Path(f"{files[0]}.{number}") for number in range(1, work.copies)]
+        self._files = files
         self._log = folder / f"{name}.log"
         argv = [sys.executable, "-m", "gpu_pinning.stillness.farm_load", work.pool, str(files[0])]
         env = environment(work.threads, {"STILLNESS_COPIES": str(work.copies)})
@@ -59,15 +71,21 @@ class FarmWorker:
             self.fenced_by = work.slot.fence.cpus
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(argv, env=env, stdout=log, stderr=log, start_new_session=True)
-        if self.fence is not None:
-            self.fence.await_launch(self.process.pid)
-        else:
-            spread(self.process.pid, work.cpus)
-        self.readers: list[StampReader] = await_stamps(
-            self.process, files, self._log, f"{work.pool} ({name})"
-        )
+        self.readers: list[StampReader] = []
+        self._pids: list[int] = []
         if self.fence is None:
             spread(self.process.pid, work.cpus)
+        if wait:
+            self.ready()
+
+    def ready(self) -> None:
+        """Wait until it works. Raises :class:`PinningError`."""
+        if self.fence is not None:
+            self.fence.await_launch(self.process.pid)
+        what = f"{self.work.pool} ({self.name})"
+        self.readers = await_stamps(self.process, self._files, self._log, what)
+        if self.fence is None:
+            spread(self.process.pid, self.work.cpus)
         self._pids = procfs.family(self.process.pid)
 
     def pids(self) -> list[int]:
@@ -91,7 +109,6 @@ class FarmWorker:
 
     def close(self) -> None:
         """End it and take its fence down."""
-        self.run(True)
         end(self.process)
         if self.fence is not None:
             with contextlib.suppress(PinningError):

@@ -130,6 +130,8 @@ def _cuda_step(graph: bool) -> Callable[[], None]:
                 captured.replay()
                 torch.cuda.current_stream().synchronize()
 
+            # the graph knows addresses alone: weights that nobody holds would be given to somebody else
+            step.forward = forward  # type: ignore[attr-defined]
             return step
 
     def step_eagerly() -> None:

@@ -5,7 +5,9 @@ Imported by the process that runs the load alone.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -15,14 +17,89 @@ import torch.nn.functional as F
 WIDTH, HEIGHT = 832, 480
 
 
-def video_and_nerf() -> Callable[[], None]:
-    """A block of a denoise step and a step of NeRF training, one after the other: a slot's GPU does both."""
-    block, step = wan(), train()
+def video_and_nerf(device: str = "cuda") -> Callable[[], None]:
+    """A block of a denoise step and a step of NeRF training, one after the other: a slot's GPU does both.
+
+    On a CPU in small, for trials.
+    """
+    real = importlib.util.find_spec("diffusers") is not None
+    if device == "cuda":
+        block, step = diffusers_wan() if real else wan(), train()
+    else:
+        if real:
+            block = diffusers_wan(device, layers=2, heads=2, head=24, inner=96, latent=(2, 4, 6), frames=2)
+        else:
+            block = wan(device, layers=2, tokens=64, text=8, width=96, inner=192, heads=2, frames=2)
+        step = train(device, rays=64, samples=8, grid=16)
 
     def unit() -> None:
         block()
         step()
 
+    return unit
+
+
+class _Caught(Exception):
+    """Ends a model's forward pass before its first block."""
+
+
+def diffusers_wan(
+    device: str = "cuda",
+    *,
+    layers: int = 30,
+    heads: int = 12,
+    head: int = 128,
+    inner: int = 8960,
+    text: int = 512,
+    latent: tuple[int, int, int] = (21, 60, 104),
+    frames: int = 81,
+) -> Callable[[], None]:
+    """Blocks of diffusers' own Wan 2.1 1.3B over 832x480x81, with random weights, one a unit.
+
+    What the first block gets is caught from the model's own forward pass; each step begins with it. As in
+    :func:`wan` each block is waited for, and frames go to page-locked memory after the last one.
+    """
+    import diffusers
+
+    transformer: Any = diffusers.WanTransformer3DModel
+    torch.manual_seed(2)
+    on_gpu = device == "cuda"
+    with torch.device(device):
+        model: Any = transformer(
+            num_attention_heads=heads, attention_head_dim=head, ffn_dim=inner, num_layers=layers
+        )
+        model = model.to(torch.bfloat16).requires_grad_(False)
+        noise = torch.randn(1, model.config.in_channels, *latent, dtype=torch.bfloat16)
+        told = torch.randn(1, text, model.config.text_dim, dtype=torch.bfloat16)
+        moment = torch.full((1,), 500, dtype=torch.long)
+        made = torch.zeros(frames, HEIGHT, WIDTH, 3, dtype=torch.uint8)
+    caught: dict[str, Any] = {}
+
+    def catch(_: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        caught.update(given=given, named=named)
+        raise _Caught
+
+    handle = model.blocks[0].register_forward_pre_hook(catch, with_kwargs=True)
+    with torch.inference_mode(), contextlib.suppress(_Caught):
+        model(hidden_states=noise, timestep=moment, encoder_hidden_states=told)
+    handle.remove()
+    first, *rest = caught["given"]
+    named = caught["named"]
+    host = torch.empty(made.shape, dtype=torch.uint8, pin_memory=on_gpu)
+    x, at = first, 0
+
+    def unit() -> None:
+        nonlocal x, at
+        with torch.inference_mode():
+            x = model.blocks[at](x, *rest, **named)
+            at = (at + 1) % layers
+            if at == 0:
+                x = first
+                host.copy_(made, non_blocking=True)
+            if on_gpu:
+                torch.cuda.synchronize()
+
+    unit.state = lambda: (x, at)  # type: ignore[attr-defined]
     return unit
 
 
@@ -91,10 +168,14 @@ def wan(
 
 
 def denoise(
-    device: str = "cuda", *, tokens: int = 8192, width: int = 3072, heads: int = 24
+    device: str = "cuda", *, tokens: int | None = None, width: int | None = None, heads: int | None = None
 ) -> Callable[[], None]:
+    """Small denoise steps, with a result to compare: 8,192 tokens of width 3,072 on a GPU, few on a CPU."""
     torch.manual_seed(2)
     on_gpu = device == "cuda"
+    tokens = tokens or (8192 if on_gpu else 256)
+    width = width or (3072 if on_gpu else 128)
+    heads = heads or (24 if on_gpu else 2)
     kind: dict[str, Any] = {"device": device, "dtype": torch.bfloat16}
     weights = [torch.randn(4 * width, width, **kind).mul_(width**-0.5) for _ in range(4)]
     back = [torch.randn(width, 4 * width, **kind).mul_((4 * width) ** -0.5) for _ in range(4)]

@@ -23,12 +23,14 @@ _COLOURS = {
     "farm": "#059669",
     "control": "#dc2626",
     "spare": "#7c3aed",
+    "loose": "#b45309",
 }
 _NAMES = {
     "placebo": "placebo (idle against idle)",
     "farm": "farm, isolated",
     "control": "positive control (isolation off)",
     "spare": "farm, every other core spare",
+    "loose": "the same workers, not fenced",
 }
 _VERDICTS = {
     "still": "Still: the farm does not disturb decode on this machine.",

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +28,7 @@ from gpu_pinning.stillness.decode_load import FORMS, describe
 from gpu_pinning.stillness.facts import host_facts, read_machine
 from gpu_pinning.stillness.launching import held_by, on_cpus
 from gpu_pinning.stillness.live import Live
-from gpu_pinning.stillness.seating import Seats, everywhere, loads_in_words, seat
+from gpu_pinning.stillness.seating import Seats, everywhere, loads_in_words, seat, unfenced
 from gpu_pinning.stillness.sources import DecodeProcess, DecodeServer, Source
 from gpu_pinning.stillness.statistics import (
     CONTROL_STEPS,
@@ -51,8 +51,8 @@ _SHORTEST_S = 20.0
 _LONGEST_BLOCK_S = 5.0
 _BACK_S = 1.0
 _WRITE_S = 3.0
-_QUICK_REPEATS = 100
-"""Bootstrap repeats for what is written after each round."""
+_QUICK_REPEATS = 20
+"""Bootstrap repeats for what is written after each arm of a round."""
 Say = Callable[[str], None]
 
 
@@ -68,19 +68,21 @@ class Options:
     farm_toml: Path | None = None
     out: Path = Path("stillness")
     quartets: int = 6
+    least_block_s: float = 0.5
     seed: int = 0
     live: Path | None = None
     """A folder to show the run in as it happens; see :mod:`gpu_pinning.stillness.live`."""
-    spare: bool = False
-    """Also the farm with every other worker at rest: what spare cores beside decode win back."""
+    explain: bool = False
+    """Also the farm with every other worker at rest, and the same workers without a fence: what spare cores
+    and what the fence win back."""
 
     def __post_init__(self) -> None:
         if self.seconds < _SHORTEST_S:
             raise ValueError(f"seconds = {self.seconds:g}: a run takes {_SHORTEST_S:g} s or more")
         if self.form not in (*FORMS, "auto"):
             raise ValueError(f"form = {self.form!r}: choose one of auto, {', '.join(FORMS)}")
-        if self.quartets < 2:
-            raise ValueError(f"quartets = {self.quartets}: at least 2 are needed")
+        if self.quartets < 1:
+            raise ValueError(f"quartets = {self.quartets}: at least 1 is needed")
 
 
 @dataclass
@@ -97,7 +99,8 @@ class Record:
         idle = np.concatenate([block.durations for kind, block in blocks if kind == "idle"])
         arm = np.concatenate([block.durations for kind, block in blocks if kind == "arm"])
         try:
-            quartet = Quartet(idle, arm, CONTROL_STEPS) if name == "control" else Quartet(idle, arm)
+            hurt = name in ("control", "loose")
+            quartet = Quartet(idle, arm, CONTROL_STEPS) if hurt else Quartet(idle, arm)
             self.quartets.setdefault(name, []).append(quartet)
         except ValueError as error:
             self.short.append(f"{name}: {error}")
@@ -113,10 +116,13 @@ def cuda_is_there() -> bool:
         return False
 
 
-def run(options: Options, say: Say = print) -> tuple[dict[str, Any], int]:
+def run(
+    options: Options, say: Say = print, source: DecodeProcess | None = None
+) -> tuple[dict[str, Any], int]:
     """Run, write ``stillness.json`` and ``stillness.html`` into ``options.out``; the report and exit code.
 
-    Raises :class:`PinningError` where no decode load or no farm work can be started at all.
+    ``source`` is a decode load of that form which runs already, and goes on afterwards. Raises
+    :class:`PinningError` where no decode load or no farm work can be started at all.
     """
     form = options.form
     if form == "auto":
@@ -128,7 +134,7 @@ def run(options: Options, say: Say = print) -> tuple[dict[str, Any], int]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stillness-")))
         stack.enter_context(on_cpus(seats.farm))
-        bench.set_up(folder, stack)
+        bench.set_up(folder, stack, source)
         bench.rounds()
         found, judgement = bench.found(REPEATS)
         bench.tell_end(judgement)
@@ -164,28 +170,43 @@ class _Bench:
         if self.live is not None:
             self.live.end(judgement.outcome.value, judgement.reasons)
 
-    def set_up(self, folder: Path, stack: ExitStack) -> None:
-        """Start decode, the guard and all workers."""
+    def set_up(self, folder: Path, stack: ExitStack, given: DecodeProcess | None = None) -> None:
+        """Start decode, the guard and all workers, all at once: what they load takes its time."""
         options, seats = self.options, self.seats
-        self.source = source = _source(options, self.form, seats, folder)
-        stack.callback(source.close)
+        self.source = source = given or _source(options, self.form, seats, folder)
+        if given is None:
+            stack.callback(source.close)
         if options.live is not None:
             about = {"decode": options.url or describe(self.form), "loads": loads_in_words(seats.works)}
             self.live = Live(options.live, about | {"hurt": options.hurt})
             stack.callback(self.live.close)
-        self.say("starting farm workers")
+        self.say("starting decode and farm workers")
         self.arms = {"placebo": Arm("placebo")}
-        for name, works in (("farm", seats.works), ("control", everywhere(seats) if options.hurt else ())):
+        teams = {"farm": seats.works}
+        if options.explain:
+            teams["loose"] = unfenced(seats)
+        if options.hurt:
+            teams["control"] = everywhere(seats)
+        for name, works in teams.items():
             if works:
                 crew = _crew(name, works, self.machine, folder, stack, self.live)
                 self.arms[name] = Arm(name, crew)
-                self.held[name] = held_by(pid for worker in crew for pid in worker.pids())
+        for name, arm in self.arms.items():
+            for worker in arm.workers:
+                worker.ready()
+                worker.run(False)
+            if arm.workers:
+                self.say(f"{name}: {len(arm.workers)} workers are ready")
+                self.held[name] = held_by(pid for worker in arm.workers for pid in worker.pids())
+        if isinstance(source, DecodeProcess):
+            source.ready()
+        self.say("decode is ready")
         self.held["decode"] = held_by(source.pids())
         farm = self.arms["farm"]
         self.guard = Guarded(source, seats.farm)
         farm.keeper = self.guard
-        if options.spare and len(farm.workers) > 1:
-            self.arms["spare"] = Arm("spare", farm.workers[::2], self.guard)
+        if options.explain and len(farm.workers) > 1:
+            self.arms["spare"] = Arm("spare", every_other(farm.workers), self.guard)
         stack.callback(self._end_guard)
         if self.live is not None:
             self.live.watch(source, [worker for arm in self.arms.values() for worker in arm.workers])
@@ -202,10 +223,10 @@ class _Bench:
         ends = self.began + 0.95 * options.seconds - _WRITE_S
         self.say("warming up")
         most_s = min(WARM_UP_MOST_S, 0.25 * options.seconds)
-        block_s = _block_s(0.6 * options.seconds, options.quartets, list(self.arms))
+        block_s = _block_s(0.6 * options.seconds, options, list(self.arms))
         self.warm = _warm_up(self.source, seats, block_s, most_s, self.say)
         # warm-up took what it needed; the rest is for the rounds
-        block_s = _block_s(ends - time.time(), options.quartets, list(self.arms))
+        block_s = _block_s(ends - time.time(), options, list(self.arms))
         self.say(f"{options.quartets} rounds of {len(self.arms)} arms, blocks of {block_s:.1f} s")
         for number in range(options.quartets):
             for name, arm in self.arms.items():
@@ -219,19 +240,19 @@ class _Bench:
                     self.throughput.beside.append(rates([b for kind, b in blocks if kind == "arm"]))
                     if not number % 2:
                         self._alone(block_s)
-            reports.write_data(self.found(_QUICK_REPEATS)[0] | {"partial": True}, options.out)
+                reports.write_data(self.found(_QUICK_REPEATS)[0] | {"partial": True}, options.out)
             self.say(f"round {number + 1} of {options.quartets} is done")
 
     def _quartet(self, arm: Arm, block_s: float) -> list[tuple[str, Block]]:
         assert self.guard is not None
         # what decode feels without isolation is not to be learnt from, nor held against the farm
-        self.guard.away = arm.name == "control"
+        self.guard.away = arm.keeper is None
         try:
             blocks = []
             for kind in ("idle", "arm", "arm", "idle"):
                 busy = arm if kind == "arm" and arm.workers else None
                 if self.live is not None:
-                    self.live.now(arm.name, busy is not None, arm.name != "control" if busy else None)
+                    self.live.now(arm.name, busy is not None, arm.keeper is not None if busy else None)
                 blocks.append((kind, run_block(self.source, busy, block_s, self.seats.decode)))
             return blocks
         finally:
@@ -338,7 +359,8 @@ def arm_to_json(result: ArmResult) -> dict[str, Any]:
 def _source(options: Options, form: str, seats: Seats, folder: Path) -> Source:
     if options.url is not None:
         return DecodeServer(options.url, options.model)
-    return DecodeProcess(form, seats.decode, folder, gpu=seats.decode_gpu if form != "cpu" else None)
+    gpu = seats.decode_gpu if form != "cpu" else None
+    return DecodeProcess(form, seats.decode, folder, gpu=gpu, wait=False)
 
 
 def _crew(
@@ -352,24 +374,36 @@ def _crew(
     crew = []
     for number, work in enumerate(works):
         picture = live.picture(work.pool) if live is not None and work.copies == 1 else None
-        worker = FarmWorker(work, f"{kind}-{number}", machine, folder, picture)
+        worker = FarmWorker(work, f"{kind}-{number}", machine, folder, picture, wait=False)
         stack.callback(worker.close)
-        worker.run(False)
         crew.append(worker)
     return crew
 
 
-def _block_s(left_s: float, rounds: int, arms: Iterable[str]) -> float:
+def every_other(workers: Sequence[FarmWorker]) -> list[FarmWorker]:
+    """Half of the workers of each pool, so that what is compared differs in cores and not in kinds of work.
+
+    Where each pool has one worker alone: half of the workers.
+    """
+    pools: dict[str, list[FarmWorker]] = {}
+    for worker in workers:
+        pools.setdefault(worker.work.pool, []).append(worker)
+    half = [worker for row in pools.values() for worker in row[::2]]
+    return half if len(half) < len(workers) else list(workers[::2])
+
+
+def _block_s(left_s: float, options: Options, arms: Iterable[str]) -> float:
     """How long a block may be, so that all rounds fit in the time that is left."""
+    rounds = options.quartets
     names = [name for name in arms if name != "control"]
     # each round ends with two blocks alone and the time that decode needs to find its pace again
     blocks = rounds * (4 * len(names) + 2) + (4 * len(control_rounds(rounds)) if "control" in arms else 0)
-    return min(_LONGEST_BLOCK_S, max(0.5, (left_s - rounds * _BACK_S) / blocks - SETTLE_S))
+    return min(_LONGEST_BLOCK_S, max(options.least_block_s, (left_s - rounds * _BACK_S) / blocks - SETTLE_S))
 
 
 def control_rounds(rounds: int) -> set[int]:
     """Rounds in which the positive control runs: two show it, and it hurts."""
-    return {0, rounds // 2}
+    return {0, rounds // 2} if rounds > 1 else {0}
 
 
 def _warm_up(source: Source, seats: Seats, block_s: float, most_s: float, say: Say) -> dict[str, Any]:

@@ -107,6 +107,11 @@ def _halves(everyone: tuple[int, ...], why: str) -> Seats:
     return Seats(everyone[:half], tuple(works), everyone, shared, why, (why,))
 
 
+def unfenced(seats: Seats) -> tuple[Work, ...]:
+    """The same host workers, as many and with as many threads, on every CPU: what the fence alone does."""
+    return tuple(Work(work.pool, seats.everyone, work.threads) for work in seats.works if work.pool != "gpu")
+
+
 def everywhere(seats: Seats) -> tuple[Work, ...]:
     """The same host work with isolation off: no fence, every CPU, decode's own too, and no niceness.
 

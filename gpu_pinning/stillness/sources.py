@@ -29,6 +29,7 @@ from gpu_pinning.stillness.launching import (
     tail,
     waited_s,
 )
+from gpu_pinning.stillness.stamps import StampReader
 from gpu_pinning.stillness.statistics import Steps
 
 
@@ -58,7 +59,8 @@ class DecodeProcess:
     """The built-in decode load in a process of its own on ``cpus``. Raises PinningError where it dies.
 
     ``gpu`` is the UUID of its GPU (None: the first that CUDA sees). ``command`` replaces it by another
-    program that takes a stamp file as its last argument.
+    program that takes a stamp file as its last argument. With ``wait=False`` it is only started:
+    :meth:`ready` waits until it steps.
     """
 
     def __init__(
@@ -68,7 +70,9 @@ class DecodeProcess:
         folder: Path,
         command: Sequence[str] | None = None,
         gpu: str | None = None,
+        wait: bool = True,
     ) -> None:
+        self.form = form
         stamps = folder / f"decode-{form}.stamps"
         argv = command or [sys.executable, "-m", "gpu_pinning.stillness.decode_load", form]
         self._log = folder / f"decode-{form}.log"
@@ -81,10 +85,30 @@ class DecodeProcess:
                 start_new_session=True,
             )
         self.stamps = stamps
+        self._cpus = cpus
+        self._reader: StampReader | None = None
         spread(self.process.pid, cpus)
-        self.reader = await_stamps(self.process, [stamps], self._log, f"decode ({form})")[0]
-        # libraries have started their threads by now
-        spread(self.process.pid, cpus)
+        if wait:
+            self.ready()
+
+    def ready(self) -> None:
+        """Wait until it steps. Raises :class:`PinningError`."""
+        if self._reader is None:
+            what = f"decode ({self.form})"
+            self._reader = await_stamps(self.process, [self.stamps], self._log, what)[0]
+            # libraries have started their threads by now
+            spread(self.process.pid, self._cpus)
+
+    @property
+    def reader(self) -> StampReader:
+        """Its stamps, once it is ready."""
+        assert self._reader is not None, "ready() comes first"
+        return self._reader
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        return self.process.poll() is None
 
     def durations(self, begin: float, end: float) -> Steps:
         """See :class:`Source`."""

@@ -22,7 +22,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.benchmarks.stillness_proof import Proof
+from tests.benchmarks.stillness_needs import check, out_of
 
 if __name__ == "__main__":
+    # before anything that may not be there is imported
+    if not check(out_of(sys.argv[1:]), cuda="--cpu" not in sys.argv):
+        sys.exit(3)
+    from tests.benchmarks.stillness_proof import Proof
+
     sys.exit(Proof(__doc__ or "", gpus=1).run())

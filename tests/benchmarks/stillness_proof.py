@@ -1,34 +1,42 @@
 """What the proofs of stillness on one GPU and on two have in common: figures, arms and breaches.
 
 Not run by itself: see :mod:`tests.benchmarks.stillness_gpu` and :mod:`tests.benchmarks.stillness_two_gpus`.
+With ``--cpu`` every part runs in CPU form, to try the script; with fewer than four ``--minutes`` every part
+is as short as it can be, and its figures show that the script works and nothing else.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-import os
+import signal
+import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from gpu_pinning import PinningError, read_topology
-from gpu_pinning.stillness.breach import denoise_work, loose_encode, try_breach
-from gpu_pinning.stillness.farm_load import COPIES_VARIABLE
+from gpu_pinning.stillness import core_harm
+from gpu_pinning.stillness.breach import denoise_work, loose_work, try_breach
+from gpu_pinning.stillness.farm_load import COPIES_VARIABLE, DEVICE_VARIABLE
 from gpu_pinning.stillness.launching import on_cpus, on_gpu
 from gpu_pinning.stillness.run import Options, cuda_is_there, run
 from gpu_pinning.stillness.seating import PER_CPU, Seats, seat
 from gpu_pinning.stillness.sources import DecodeProcess
+from tests.benchmarks.stillness_needs import out_of, stand_ins
 
 P99_UPPER = 1.01
 CONTROL_P99 = 1.5
 THROUGHPUT = 0.95
 GUARD_CPU = 0.03
-BREACH_S = 75.0
-"""What one breach takes, about: a decode load to start, a baseline to learn, twelve seconds to watch."""
+PARTS = ("cores", "graph", "breach", "host", "eager")
+BREACH_S = 55.0
+"""What one breach takes, about: the work alone, a baseline to learn, twelve seconds to watch, the rest."""
+SHORT_MINUTES = 4.0
 
 
 class Findings:
@@ -37,6 +45,7 @@ class Findings:
     def __init__(self, out: Path, began: float) -> None:
         self.figures: list[dict[str, Any]] = []
         self.not_run: list[str] = []
+        self.about: dict[str, Any] = {}
         self.runs: dict[str, Any] = {}
         self._out = out
         self._began = began
@@ -48,6 +57,7 @@ class Findings:
     def save(self) -> None:
         """Write all that is known."""
         found = {
+            **self.about,
             "figures": self.figures,
             "not_run": self.not_run,
             "seconds": round(time.monotonic() - self._began, 1),
@@ -84,20 +94,26 @@ class Proof:
         parser = argparse.ArgumentParser(
             description=purpose, formatter_class=argparse.RawDescriptionHelpFormatter
         )
-        parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "stillness-proof")))
+        given = sys.argv[1:] if arguments is None else arguments
+        parser.add_argument("--out", type=Path, default=out_of(given))
         parser.add_argument("--minutes", type=float, default=9.0, help="for all of it, the start apart")
         parser.add_argument("--quartets", type=int, default=6)
-        parser.add_argument("--parts", default="graph,breach,host,eager", help="some of these, in this order")
-        chosen = parser.parse_args(arguments)
+        parser.add_argument("--parts", default=",".join(PARTS), help="some of these, in this order")
+        parser.add_argument("--cpu", action="store_true", help="in CPU form, to try the script")
+        chosen = parser.parse_args(given)
         self._out: Path = chosen.out
         self._seconds = chosen.minutes * 60
-        self._quartets: int = chosen.quartets
+        self._short = chosen.minutes < SHORT_MINUTES
+        self._cpu: bool = chosen.cpu
+        self._quartets: int = 1 if self._short else chosen.quartets
         self._parts = [part for part in chosen.parts.split(",") if part]
-        unknown = set(self._parts) - {"graph", "eager", "breach", "host"}
+        unknown = set(self._parts) - set(PARTS)
         if unknown:
-            parser.error(f"--parts: {', '.join(sorted(unknown))} is none of graph, breach, host, eager")
+            parser.error(f"--parts: {', '.join(sorted(unknown))} is none of {', '.join(PARTS)}")
         self._out.mkdir(parents=True, exist_ok=True)
+        self._decode: DecodeProcess | None = None
         self.found = Findings(self._out, self._began)
+        self.found.about = {"short": self._short, "cpu_form": self._cpu, "stand_ins": stand_ins()}
 
     def say(self, text: str) -> None:
         """Print at once, with the time since the start."""
@@ -105,34 +121,50 @@ class Proof:
 
     def run(self) -> int:
         """Everything that was asked for; the exit code."""
+        # a call that is cut off ends its children and keeps what it has found
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
+        self.say("reading the machine")
         machine = read_topology()
         (self._out / "topology.json").write_text(machine.dump(), encoding="utf-8")
-        missing = self._why_not(len(machine.gpus), machine.nvml)
+        missing = None if self._cpu else self._why_not(len(machine.gpus), machine.nvml)
         if missing is not None:
             self.found.not_run.append(missing)
             return self._end()
-        seats = seat(machine, None, decode_gpu=True)
-        parts: dict[str, Callable[[], None]] = {
-            "graph": lambda: self._arms("graph", 0.5),
-            "eager": lambda: self._arms("eager", 1.0),
-            "breach": lambda: self._breach(seats.decode_gpu, seats),
-            "host": lambda: self._breach(None, seats),
-        }
-        for number, part in enumerate(self._parts):
-            left = self._left() - sum(
-                BREACH_S for later in self._parts[number + 1 :] if later in ("breach", "host")
-            )
-            if left < 45.0:
-                self.found.not_run.append(f"{part}: only {left:.0f} s were left for it")
-                continue
+        self.found.not_run += stand_ins()
+        seats = seat(machine, None, decode_gpu=not self._cpu)
+        gpu = "shared" if self._cpu else seats.decode_gpu
+        with tempfile.TemporaryDirectory(prefix="stillness-") as folder:
+            self._folder = Path(folder)
+            parts: dict[str, Callable[[], None]] = {
+                "cores": lambda: self._cores(seats),
+                "graph": lambda: self._arms("graph", 0.5, seats),
+                "eager": lambda: self._arms("eager", 1.0, seats),
+                "breach": lambda: self._breach(gpu, seats),
+                "host": lambda: self._breach(None, seats),
+            }
             try:
-                parts[part]()
-            except PinningError as error:
-                self.found.not_run.append(f"{part}: {error}")
-            except Exception:  # what was measured so far is kept
-                self.found.not_run.append(f"{part}: {traceback.format_exc(limit=5)}")
-            self.found.save()
+                for number, part in enumerate(self._parts):
+                    left = self._left() - self._kept_for(self._parts[number + 1 :])
+                    if left < 45.0 and part != "cores" and not self._short:
+                        self.found.not_run.append(f"{part}: only {left:.0f} s were left for it")
+                        continue
+                    self.say(f"=== {part}, {self._left():.0f} s left")
+                    self._try(part, parts[part])
+                    self.found.save()
+            finally:
+                self._let_go()
         return self._end()
+
+    def _try(self, part: str, run_it: Callable[[], None]) -> None:
+        try:
+            run_it()
+        except PinningError as error:
+            self.found.not_run.append(f"{part}: {error}")
+        except Exception:  # what was measured so far is kept
+            self.found.not_run.append(f"{part}: {traceback.format_exc(limit=-5)}")
+        else:
+            return
+        self.say(self.found.not_run[-1])
 
     def _why_not(self, gpus: int, nvml: str | None) -> str | None:
         if gpus < self._gpus:
@@ -145,27 +177,69 @@ class Proof:
     def _end(self) -> int:
         self.found.save()
         print(self.found.table(), flush=True)
+        if self._short:
+            print("a short run: these figures show that the script works, and nothing else", flush=True)
+        self.say("done")
         return self.found.code
 
     def _left(self) -> float:
         return self._seconds - (time.monotonic() - self._began)
 
-    def _arms(self, form: str, share: float) -> None:
+    @staticmethod
+    def _kept_for(parts: list[str]) -> float:
+        return BREACH_S * sum(part in ("breach", "host") for part in parts)
+
+    @contextlib.contextmanager
+    def _decoding(self, form: str, seats: Seats) -> Iterator[DecodeProcess]:
+        """A decode load of this form at work: the last one where it fits, since a start takes its time."""
+        form = "cpu" if self._cpu else form
+        if self._decode is None or self._decode.form != form or not self._decode.alive:
+            self._let_go()
+            self.say(f"starting decode: {form}")
+            # only started: what works beside it can load meanwhile
+            gpu = seats.decode_gpu
+            self._decode = DecodeProcess(form, seats.decode, self._folder, gpu=gpu, wait=False)
+        try:
+            yield self._decode
+        except BaseException:
+            # who knows in what state it was left
+            self._let_go()
+            raise
+
+    def _let_go(self) -> None:
+        if self._decode is not None:
+            self._decode.close()
+            self._decode = None
+
+    def _cores(self, seats: Seats) -> None:
+        """What busy cores do to another one, whatever runs on them: the hypervisor's and the cores' share."""
+        look_s = 0.05 if self._short else 0.15
+        found = core_harm.measure(seats.decode, seats.farm, look_s)
+        self.say(core_harm.in_words(found))
+        self.found.runs["cores"] = found
+        add = self.found.add
+        add("cores: a loop while farm cores do arithmetic, of alone", found["farm_on_arithmetic"], "", None)
+        add("cores: a loop while farm cores copy memory, of alone", found["farm_on_memory"], "", None)
+        worst = max(found["beside_one"].values(), default=None)
+        add("cores: a loop beside the one core that slows it most", worst, "", None)
+        add("cores: alone, slowest of four looks to fastest", found["alone_spread"], "", None)
+
+    def _arms(self, form: str, share: float, seats: Seats) -> None:
         """The arms of one form, in this share of the time that is not kept for breaches."""
-        self.say(f"--- arms, decode: {form}")
         later = self._parts[self._parts.index(form) + 1 :]
-        kept = sum(BREACH_S for part in later if part in ("breach", "host"))
-        seconds = (self._left() - kept) * (share if {"graph", "eager"} & set(later) else 1.0)
-        options = Options(
-            seconds=max(30.0, seconds - 8.0),
-            form=form,
-            hurt=True,
-            out=self._out / form,
-            # launch-bound steps are longer, and its arms one more: fewer rounds, longer blocks
-            quartets=self._quartets if form == "graph" else max(2, self._quartets - 2),
-            spare=form == "eager",
-        )
-        report, _ = run(options, self.say)
+        seconds = (self._left() - self._kept_for(later)) * (share if {"graph", "eager"} & set(later) else 1.0)
+        with self._decoding(form, seats) as decode:
+            options = Options(
+                seconds=20.0 if self._short else max(30.0, seconds - 8.0),
+                form=decode.form,
+                hurt=True,
+                out=self._out / form,
+                # launch-bound steps are longer, and its arms two more: fewer rounds, longer blocks
+                least_block_s=0.8 if self._short else 0.5,
+                quartets=self._quartets if form == "graph" else max(1, self._quartets - 2),
+                explain=form == "eager",
+            )
+            report, _ = run(options, self.say, decode)
         self.found.runs[form] = {key: value for key, value in report.items() if key != "plots"}
         self._judge(form, report)
 
@@ -175,7 +249,7 @@ class Proof:
         bound = form != "eager"
         if report["verdict"] in ("inconclusive", "void"):
             self.found.not_run.append(f"a verdict on {form}: {report['verdict']}: {report['reasons'][0]}")
-        for name in ("placebo", "farm", "spare"):
+        for name in ("placebo", "farm", "spare", "loose"):
             if (arm := report["arms"].get(name)) is None:
                 continue
             goal = name == "farm" and bound
@@ -206,17 +280,28 @@ class Proof:
     def _breach(self, gpu: str | None, seats: Seats) -> None:
         """A breach on the neighbour's own GPU, or without one on its cores."""
         name = "breach on decode's GPU" if gpu else "breach on decode's cores"
-        self.say(f"--- {name}")
-        more = on_gpu(gpu) if gpu else {COPIES_VARIABLE: str(PER_CPU * len(seats.everyone))}
-        with tempfile.TemporaryDirectory() as folder, on_cpus(seats.farm):
-            decode = DecodeProcess("graph", seats.decode, Path(folder), gpu=seats.decode_gpu)
+        copies = {COPIES_VARIABLE: str(PER_CPU * len(seats.everyone))}
+        work = loose_work("encode", seats.everyone)
+        units, more = 10 if self._short else 40, copies
+        if gpu and self._cpu:
+            work, units, more = loose_work("denoise", seats.everyone), 400, copies | {DEVICE_VARIABLE: "cpu"}
+        elif gpu:
+            work, units, more = denoise_work, 100 if self._short else 400, on_gpu(gpu)
+        with self._decoding("graph", seats) as decode, on_cpus(seats.farm):
+            folder = self._folder / ("own-gpu" if gpu else "host")
+            folder.mkdir()
+            decode.ready()
+            self.say("decode is at work")
             seen = try_breach(
                 decode,
-                Path(folder),
+                folder,
                 gpu=gpu,
-                work=denoise_work if gpu else loose_encode(seats.everyone),
-                units=400 if gpu else 40,
+                work=work,
+                units=units,
+                watch_s=5.0 if self._short else 12.0,
+                learn_s=1.0 if self._short else 6.0,
                 more=more,
+                keep=True,
                 say=self.say,
             )
         self.found.runs[name] = seen
@@ -227,8 +312,13 @@ class Proof:
         add(f"{name}: decided after, s", seen["decided_after_s"], "", None)
         add(f"{name}: frozen after, s", seen["frozen_after_s"], limit, seen["frozen_in_time"])
         add(f"{name}: freezing took, s", seen["freezing_took_s"], "", None)
-        if gpu:
-            add(f"{name}: decode within 5 % after, s", seen["back_after_s"], "<= 1.0", seen["back_in_time"])
-            add(f"{name}: finished later, same result", seen["same_result"], "True", seen["same_result"])
+        limit = "<= 1.0" if gpu else ""
+        add(
+            f"{name}: decode within 5 % after, s",
+            seen["back_after_s"],
+            limit,
+            seen["back_in_time"] if gpu else None,
+        )
+        add(f"{name}: finished later, same result", seen["same_result"], "True", seen["same_result"])
         share = seen["guard_cpu_share"]
         add(f"{name}: guard, share of one core", share, f"< {GUARD_CPU}", share < GUARD_CPU)

@@ -42,7 +42,7 @@ def test_an_unknown_part_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit) as ended:
         Proof("x", 1, ["--parts", "graph,video", "--out", str(tmp_path)])
     assert ended.value.code == 2
-    assert "video is none of graph" in capsys.readouterr().err
+    assert "video is none of cores, graph" in capsys.readouterr().err
 
 
 def ratio(value: float, upper: float) -> dict[str, float]:
