@@ -14,8 +14,10 @@ Torch and numpy are imported by the process that runs the load alone.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,14 +69,16 @@ def _cpu_step() -> Callable[[], None]:
     return step
 
 
-def _cuda_step(graph: bool) -> Callable[[], None]:
+def decode_model(device: str) -> tuple[Callable[[], None], Callable[[], None]]:
+    """The model on a device: one step's arithmetic, and the copy of its tokens to the host.
+
+    Both only put work on the current stream.
+    """
     import torch
     import torch.nn.functional as F
 
-    if not torch.cuda.is_available():
-        raise RuntimeError("CUDA is not available: use the form 'cpu'")
     torch.manual_seed(0)
-    kind: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
+    kind: dict[str, Any] = {"device": device, "dtype": torch.bfloat16}
     head = WIDTH // HEADS
 
     def weight(rows: int, columns: int) -> Any:
@@ -93,9 +97,9 @@ def _cuda_step(graph: bool) -> Callable[[], None]:
         for _ in range(LAYERS)
     ]
     embedding = torch.randn(VOCABULARY, WIDTH, **kind).mul_(WIDTH**-0.5)
-    tokens = torch.zeros(BATCH, dtype=torch.long, device="cuda")
-    place = torch.zeros(1, dtype=torch.long, device="cuda")
-    seen = torch.zeros(BATCH, dtype=torch.long).pin_memory()
+    tokens = torch.zeros(BATCH, dtype=torch.long, device=device)
+    place = torch.zeros(1, dtype=torch.long, device=device)
+    seen = torch.zeros(BATCH, dtype=torch.long, pin_memory=device == "cuda")
 
     def forward() -> None:
         x = F.embedding(tokens, embedding)
@@ -110,9 +114,20 @@ def _cuda_step(graph: bool) -> Callable[[], None]:
             x = x + F.linear(F.silu(gate) * up, layer["down"])
         tokens.copy_(F.linear(x, embedding).argmax(-1))
         place.add_(1).remainder_(CONTEXT)
+
+    def tell() -> None:
         seen.copy_(tokens, non_blocking=True)
 
+    return forward, tell
+
+
+def _cuda_step(graph: bool) -> Callable[[], None]:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise RuntimeError("CUDA is not available: use the form 'cpu'")
     with torch.inference_mode():
+        forward, tell = decode_model("cuda")
         cuda: Any = torch.cuda
         side = cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -126,20 +141,41 @@ def _cuda_step(graph: bool) -> Callable[[], None]:
             with torch.cuda.graph(captured):
                 forward()
 
-            def step() -> None:
-                captured.replay()
-                torch.cuda.current_stream().synchronize()
-
             # the graph knows addresses alone: weights that nobody holds would be given to somebody else
-            step.forward = forward  # type: ignore[attr-defined]
-            return step
+            return _step_of(captured.replay, tell, torch.cuda.current_stream().synchronize, held=forward)
+    return _step_of(forward, tell, torch.cuda.current_stream().synchronize)
 
-    def step_eagerly() -> None:
+
+def _step_of(
+    launch: Callable[[], None], tell: Callable[[], None], wait: Callable[[], None], held: object = None
+) -> Callable[[], None]:
+    """A step: put it on the device, have its tokens told, wait. It keeps ``held`` alive.
+
+    Its attribute ``launch_share()`` measures which share of a step the host takes to launch it.
+    """
+    import torch
+
+    def step() -> None:
         with torch.inference_mode():
-            forward()
-            torch.cuda.current_stream().synchronize()
+            launch()
+            tell()
+            wait()
 
-    return step_eagerly
+    def launch_share(steps: int = 30) -> float:
+        shares = []
+        for _ in range(steps):
+            begin = time.perf_counter()
+            with torch.inference_mode():
+                launch()
+                launched = time.perf_counter()
+                tell()
+                wait()
+            shares.append((launched - begin) / (time.perf_counter() - begin))
+        return sorted(shares)[steps // 2]
+
+    step.held = held  # type: ignore[attr-defined]
+    step.launch_share = launch_share  # type: ignore[attr-defined]
+    return step
 
 
 class StampProbe:
@@ -159,8 +195,6 @@ class StampProbe:
 
     def start(self) -> None:
         """Count from here on."""
-        import time
-
         self.started_at = time.monotonic()
         self._next = len(self._stamps)
 
@@ -186,6 +220,8 @@ def main(form: str, stamps: str) -> None:
     step = make_step(form)
     for _ in range(20):
         step()
+    if (launch_share := getattr(step, "launch_share", None)) is not None:
+        Path(f"{stamps}.facts").write_text(json.dumps({"launch_share": round(launch_share(), 4)}))
     writer = StampWriter(Path(stamps))
     while os.getppid() == parent and not writer.full:
         step()

@@ -156,6 +156,7 @@ class _Bench:
         self.warm: dict[str, Any] | None = None
         self.arms: dict[str, Arm] = {}
         self.held: dict[str, Any] = {}
+        self.facts: dict[str, Any] = {}
         self.guard: Guarded | None = None
         self.guarded: dict[str, Any] | None = None
 
@@ -200,7 +201,8 @@ class _Bench:
                 self.held[name] = held_by(pid for worker in arm.workers for pid in worker.pids())
         if isinstance(source, DecodeProcess):
             source.ready()
-        self.say("decode is ready")
+            self.say("decode is ready")
+            self.facts = source.facts()
         self.held["decode"] = held_by(source.pids())
         farm = self.arms["farm"]
         self.guard = Guarded(source, seats.farm)
@@ -296,6 +298,7 @@ class _Bench:
                 "model": options.url or describe(self.form),
                 "cpus": list(seats.decode),
                 "gpu": self._gpu_name(),
+                **self.facts,
             },
             "farm": {
                 "loads": loads_in_words(seats.works),

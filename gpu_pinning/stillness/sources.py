@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -10,7 +11,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -104,6 +105,12 @@ class DecodeProcess:
         """Its stamps, once it is ready."""
         assert self._reader is not None, "ready() comes first"
         return self._reader
+
+    def facts(self) -> dict[str, Any]:
+        """What it found of itself before its first step: the share of a step that its launch takes."""
+        told = Path(f"{self.stamps}.facts")
+        found: dict[str, Any] = json.loads(told.read_text()) if told.exists() else {}
+        return found
 
     @property
     def alive(self) -> bool:

@@ -263,6 +263,8 @@ class Proof:
             value = control["p99"]["value"]
             add(f"{form}: positive control p50 ratio", control["p50"]["value"], "", None)
             add(f"{form}: positive control p99 ratio", value, f">= {CONTROL_P99}", value >= CONTROL_P99)
+        if (launch := report["decode"].get("launch_share")) is not None:
+            add(f"{form}: share of a step that its launch takes", launch, "", None)
         throughput = report["throughput"]
         for pool, ratio in (throughput["ratio"] or {}).items():
             reached = None if ratio is None else ratio >= THROUGHPUT

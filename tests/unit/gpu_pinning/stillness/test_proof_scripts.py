@@ -53,6 +53,7 @@ def report(upper: float, control: float, kept: float) -> dict[str, Any]:
     arm = {"p50": ratio(1.0, 1.0), "p99": ratio(1.0, upper), "p999": 1.0}
     return {
         "verdict": "still",
+        "decode": {"launch_share": 0.9},
         "reasons": [""],
         "arms": {"farm": arm, "control": {"p50": ratio(control, control), "p99": ratio(control, control)}},
         "throughput": {"ratio": {"encode": kept}, "told_apart": {"encode": None}},
