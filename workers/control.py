@@ -8,7 +8,8 @@ offset written by   meaning
 0      who makes it :data:`MAGIC`
 8      agent        command word: ``serial << 16 | duty << 8 | command``; 0 when nothing was ever said
 16     agent        standing orders of the slot, bits: :data:`STOP`: begin no further task, for it is to end;
-                    :data:`WAIT`: claim nothing while this bit stands
+                    :data:`WAIT`: claim nothing while this bit stands; :data:`STILL`: begin no
+                    transaction that writes, for it is about to be frozen
 24     agent        nanoseconds that it has frozen an attempt, and the serial of that attempt
 64     slot         beat: grows once per beat while the slot's threads run
 72     slot         serial of the attempt that it is on; 0 between attempts
@@ -22,6 +23,7 @@ offset written by   meaning
 136    slot         their ids
 392    slot         1 once the database knows that this process takes tickets
 400    slot         lowest and highest serial that it has claimed and not finished; 0 and 0: none
+416    slot         how many of its threads write to the database, or are about to
 512    slot         note: version (odd while it is being written), length in bytes, then UTF-8
 ====== ============ ====================================================================================
 
@@ -47,7 +49,7 @@ SIZE = 4096
 MAGIC = int.from_bytes(b"STLCTL01", "little")
 MAX_SERIAL = (1 << 48) - 1
 MAX_GROUPS = 32
-STOP, WAIT = 1, 2
+STOP, WAIT, STILL = 1, 2, 4
 ALONE = "its node's agent cannot reach the database"
 """Why a slot that was told to wait holds itself in the database, until its agent can reach that as well."""
 COMMAND_WORD = 1
@@ -58,6 +60,7 @@ _BEAT, _SERIAL, _BEGAN, _PROGRESSED, _HELD, _FRACTION, _PID, _OBEYED = 8, 9, 10,
 _GROUP_COUNT, _GROUPS = 16, 17
 _READY = _GROUPS + MAX_GROUPS
 _FIRST, _LAST = _READY + 1, _READY + 2
+_WRITING = _READY + 3
 _NOTE = 512
 _NOTE_MAX = 480
 
@@ -165,7 +168,18 @@ class AgentControl(_Mapped):
 
     def order_wait(self, wait: bool) -> None:
         """The slot claims nothing for now, or may again."""
-        order = self._words[_ORDER] & ~WAIT | (WAIT if wait else 0)
+        self._set_order(WAIT, wait)
+
+    def order_still(self, still: bool) -> None:
+        """The slot begins no transaction that writes for now, or may again."""
+        self._set_order(STILL, still)
+
+    def writing(self) -> int:
+        """How many threads of the slot write to the database, or are about to."""
+        return self._words[_WRITING]
+
+    def _set_order(self, bit: int, wanted: bool) -> None:
+        order = self._words[_ORDER] & ~bit | (bit if wanted else 0)
         if order != self._words[_ORDER]:
             self._words[_ORDER] = order
 
@@ -202,7 +216,10 @@ class AgentControl(_Mapped):
 
 
 class SlotControl(_Mapped):
-    """The slot's end of its control file. Only :meth:`beat` may be called from another thread."""
+    """The slot's end of its control file.
+
+    Other threads may call :meth:`beat`, and :meth:`writing` and :meth:`keeps_still` one at a time.
+    """
 
     @property
     def words(self) -> memoryview[int]:
@@ -242,6 +259,14 @@ class SlotControl(_Mapped):
     def waiting(self) -> bool:
         """Whether nothing is to be claimed for now."""
         return bool(self._words[_ORDER] & WAIT)
+
+    def keeps_still(self) -> bool:
+        """Whether no transaction that writes is to be begun for now."""
+        return bool(self._words[_ORDER] & STILL)
+
+    def writing(self, threads: int) -> None:
+        """So many of our threads write to the database, or are about to."""
+        self._words[_WRITING] = threads
 
     def begin(self, serial: int) -> None:
         """We are now on this attempt."""

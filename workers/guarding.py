@@ -14,10 +14,10 @@ park        attempts save a checkpoint and go back free, for other nodes to take
 kill        what has not parked is ended, free of charge
 =========== ==========================================================================================
 
-Whatever the rung, slots whose attempt runs on the neighbour's own GPU are frozen where they stand; one that
-had to be frozen again soon parks its work for others and stays empty for a while. The guard climbs to the
-rung that ``FARM_GUARD_TOP`` names. Letting go undoes each. Leases go on and time limits stand still
-meanwhile, so that held work loses nothing.
+Whatever the rung, slots whose attempt runs on the neighbour's own GPU are frozen where they stand, outside of
+their transactions (:mod:`workers.stillstand`); one that had to be frozen again soon parks its work for others
+and stays empty for a while. The guard climbs to the rung that ``FARM_GUARD_TOP`` names. Letting go undoes
+each. Leases go on and time limits stand still meanwhile, so that held work loses nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ import structlog
 from gpu_pinning.guard.decide import Policy, Rung
 from gpu_pinning.guard.loop import FarmLoad, GuardEvent, GuardLoop, Hold, same_gpu, shown_curve
 from gpu_pinning.guard.watch import Subject, Watch
-from workers import guard_rows
+from workers import guard_rows, stillstand
 from workers.brake import Brake
 from workers.keeper import descendants
 from workers.load_turn import LOCK_VARIABLE
@@ -88,6 +88,7 @@ class Guarding:
         self._told_at = 0.0
         self._telling = False
         self._refrozen_at = 0.0
+        self._brought_out_at = 0.0
         self._began_at = time.monotonic()
         self._build(seating)
 
@@ -183,6 +184,7 @@ class Guarding:
         again = now - self._refrozen_at >= _REFREEZE_S
         if again:
             self._refrozen_at = now
+        fresh: list[ManagedSlot] = []
         for slot in self._slots.values():
             process = slot.process
             if process is None:
@@ -193,16 +195,22 @@ class Guarding:
             ending = ending or self._offenders.away(slot.slot_id, now)
             wanted = not ending and slot.present_serial() != 0 and self._beside(slot, hold.frozen)
             if wanted and not process.frozen:
-                process.freeze()
-                log.warning("froze a slot on a neighbour's GPU", slot=slot.name, reason=hold.reason)
-                if self._offenders.froze(slot.slot_id, now):
-                    log.warning("its work goes elsewhere", slot=slot.name)
-                    self._asserted_at = 0.0
+                fresh.append(slot)
             elif wanted and again and not _by_group(process):
                 # by signals alone, a process that was born meanwhile has missed its own
                 process.freeze()
             elif process.frozen and not wanted:
                 process.thaw()
+        if fresh:
+            stillstand.freeze(fresh)
+        for slot in fresh:
+            log.warning("froze a slot on a neighbour's GPU", slot=slot.name, reason=hold.reason)
+            if self._offenders.froze(slot.slot_id, now):
+                log.warning("its work goes elsewhere", slot=slot.name)
+                self._asserted_at = 0.0
+        if now - self._brought_out_at >= stillstand.AGAIN_S:
+            self._brought_out_at = now
+            stillstand.bring_out([slot for slot in self._slots.values() if slot not in fresh])
 
     def _beside(self, slot: ManagedSlot, names: frozenset[str]) -> bool:
         used = {*slot.seat.gpus, *slot.seat.pci}

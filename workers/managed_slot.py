@@ -205,7 +205,8 @@ class ManagedSlot:
         )
 
     def _note_frozen(self, seconds: float) -> None:
-        """Time that the attempt stood frozen is the farm's, not its own."""
+        """Time that the attempt stood frozen is the farm's, not its own; and it may write again."""
+        self.keep_still(False)
         if self.control is not None and (serial := self.present_serial()):
             earlier = self._frozen[1] if self._frozen[0] == serial else 0.0
             self._frozen = (serial, earlier + seconds)
@@ -265,6 +266,15 @@ class ManagedSlot:
         """Let the slot claim tasks, or not for now; what it runs is left alone."""
         if self.control is not None:
             self.control.order_wait(not allowed)
+
+    def keep_still(self, still: bool) -> None:
+        """Let the slot begin no transaction for now, or again; see :mod:`workers.stillstand`."""
+        if self.control is not None:
+            self.control.order_still(still)
+
+    def writes(self) -> bool:
+        """Whether it is within a transaction that writes, or about to be."""
+        return self.control is not None and self.control.writing() > 0
 
     def kill(self) -> None:
         """End the process and all below it."""

@@ -61,6 +61,7 @@ def main() -> int:
     from workers.disks import Disks
     from workers.gpu_look import GpuLook
     from workers.spool import Spool
+    from workers.write_gate import WriteGate
 
     settings = read_settings()
     process_log.configure(settings.log_level)
@@ -69,7 +70,7 @@ def main() -> int:
     bench = Bench(
         identity=identity,
         settings=settings,
-        db=Database(settings.resolved_database_url, pool_size=2),
+        db=Database(settings.resolved_database_url, pool_size=2, gate=WriteGate(control)),
         store=open_store(settings.resolved_store, free_space_floor=settings.free_space_floor),
         control=control,
         spool=Spool(Path(identity.spool)),

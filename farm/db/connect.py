@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import sqlalchemy as sa
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import GenericFunction
 
 BUSY_TIMEOUT_MS = 30_000
+_TRY_MS = 20
+_BETWEEN_TRIES_S = 0.001
 
 
 class db_now(GenericFunction[float]):
@@ -31,10 +35,21 @@ def _postgresql_now(element: Any, compiler: Any, **kw: Any) -> str:
     return "extract(epoch from clock_timestamp())::double precision"
 
 
+class Gate(Protocol):
+    """What a process passes before each transaction that writes, and leaves after it; from any thread."""
+
+    def enter(self) -> None:
+        """Begin to write, perhaps after a wait."""
+
+    def leave(self) -> None:
+        """The transaction is over, or did not begin."""
+
+
 class Database:
     """An engine and the two ways of using it: :meth:`write` and :meth:`read`."""
 
-    def __init__(self, url: str, *, pool_size: int = 5) -> None:
+    def __init__(self, url: str, *, pool_size: int = 5, gate: Gate | None = None) -> None:
+        self._gate = gate
         self.url = sa.engine.make_url(url)
         if self.url.get_backend_name() == "postgresql" and self.url.drivername == "postgresql":
             self.url = self.url.set(drivername="postgresql+psycopg")
@@ -60,8 +75,42 @@ class Database:
         """
         with self.engine.connect() as connection:
             connection = connection.execution_options(farm_write=True)
-            with connection.begin():
-                yield connection
+            if self._gate is None:
+                with connection.begin():
+                    yield connection
+                return
+            transaction = self._begin_behind(self._gate, connection)
+            try:
+                with transaction:
+                    yield connection
+            finally:
+                self._gate.leave()
+
+    def _begin_behind(self, gate: Gate, connection: sa.Connection) -> sa.RootTransaction:
+        """Begin with the gate passed. Whoever waits for SQLite's lock stands before the gate meanwhile."""
+        until = time.monotonic() + BUSY_TIMEOUT_MS / 1000
+        while True:
+            gate.enter()
+            try:
+                with self._short_wait(connection):
+                    return connection.begin()
+            except BaseException as error:
+                gate.leave()
+                if not _is_locked(error) or time.monotonic() > until:
+                    raise
+            time.sleep(_BETWEEN_TRIES_S)
+
+    @contextmanager
+    def _short_wait(self, connection: sa.Connection) -> Iterator[None]:
+        driver: Any = connection.connection.dbapi_connection
+        if not self.is_sqlite:
+            yield
+            return
+        driver.execute(f"PRAGMA busy_timeout = {_TRY_MS}")
+        try:
+            yield
+        finally:
+            driver.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
 
     @contextmanager
     def read(self) -> Iterator[sa.Connection]:
@@ -84,6 +133,12 @@ def _prepare_sqlite(dbapi_connection: Any, record: Any) -> None:
     cursor.execute("PRAGMA foreign_keys = ON")
     cursor.execute("PRAGMA temp_store = MEMORY")
     cursor.close()
+
+
+def _is_locked(error: BaseException) -> bool:
+    """Whether another process has SQLite's lock."""
+    code = getattr(getattr(error, "orig", error), "sqlite_errorcode", 0)
+    return code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 def _begin_sqlite(connection: sa.Connection) -> None:

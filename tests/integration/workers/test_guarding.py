@@ -53,6 +53,12 @@ class Slot:
     def present_serial(self) -> int:
         return 7
 
+    def keep_still(self, still: bool) -> None:
+        """These processes write to no database."""
+
+    def writes(self) -> bool:
+        return False
+
     def has_begun(self) -> bool:
         """Whether the child is a program of its own: stopped before its exec, it would keep its parent."""
         below = procfs.family(self.process.slot_pid or -1)
