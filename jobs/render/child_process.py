@@ -22,6 +22,7 @@ from jobs.render.bounds import Bounds, Limits
 from jobs.render.sandbox import Program, Room, confinement, seal
 
 _READ: Final = 65_536
+_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _LONGEST_LINE: Final = 16 * 2**20
 END_GRACE_S: Final = 2.0
 
@@ -164,8 +165,8 @@ class Child:
         total, waiting = 0, [self.pid]
         while waiting:
             pid = waiting.pop()
-            with contextlib.suppress(psutil.Error):
-                total += psutil.Process(pid).memory_info().rss
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                total += int(Path(f"/proc/{pid}/statm").read_bytes().split()[1]) * _PAGE
             waiting += _children(pid)
         self._peak = max(self._peak, total)
         return total

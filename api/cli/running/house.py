@@ -22,6 +22,8 @@ from farm.settings import Settings
 
 READY_S = 180.0
 LOOK_S = 0.1
+TEND_S = 0.5
+"""How often a farm at work looks after its processes: what has died is started after half a second anyway."""
 FATAL_DEATHS = 3
 SERVING = ("idle", "busy", "held")
 
@@ -73,7 +75,7 @@ class House:
 
     def run(self, stop: threading.Event) -> None:
         """Keep everything alive until ``stop`` is set."""
-        while not stop.wait(LOOK_S):
+        while not stop.wait(TEND_S):
             self._tend()
 
     def stop(self, hurry: threading.Event) -> None:
