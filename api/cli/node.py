@@ -132,4 +132,6 @@ def warm() -> None:
         typer.echo("torch is not installed here: pip install 'stillframe[nerf]'", err=True)
         raise typer.Exit(EXIT_FARM_ERROR) from None
     for package, what in made:
-        typer.echo(f"{package}: {what}")
+        typer.echo(f"{package}: {what}", err=what.startswith("FAILED"))
+    if any(what.startswith("FAILED") for _, what in made):
+        raise typer.Exit(EXIT_FARM_ERROR)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from collections.abc import Callable
 from typing import Final
 
@@ -19,10 +18,10 @@ from jobs.nerf.inputs.gather import gather
 from jobs.nerf.inputs.prepare import prepare
 from jobs.nerf.packing import DATASET, MODEL, pack, unpack_dataset
 from jobs.nerf.paths import DEFAULT_FRAMES
-from jobs.nerf.rendering import write_outputs
 from jobs.nerf.scene import Scene
 from jobs.nerf.spec import Spec
 from jobs.nerf.training import Trainer
+from jobs.nerf.views import MOST_WAITING, make_views
 
 _ITEM_SIZE: Final = {"uint8": 1, "uint16": 2, "float16": 2, "float32": 4}
 
@@ -146,25 +145,12 @@ class NerfEngine:
         numbers = list(task.frames or ())
         views = path_views(spec, held.scene, every, numbers, (width, height), host)
         unit = float(1.0 / _scale(held.scene))
-        with host.reserve(_staged(task), "spool", "frame staging"):
-            for done, (number, view) in enumerate(zip(numbers, views, strict=True)):
-                host.check()
-                began, started = time.monotonic(), time.time()
-                with host.phase("work"):
-                    picture = held.field.render(view, host.check)
-                    files = write_outputs(picture, held.look, view, spec, host.scratch, number, unit)
-                took = time.monotonic() - began
-                with host.phase("write"):
-                    host.publish(
-                        number,
-                        files,
-                        started_at=started,
-                        duration_s=took,
-                        quality={"mean_opacity": round(float(picture.opacity.mean()), 5)},
-                        peak_vram=_peak_vram(),
-                    )
-                host.progress((done + 1) / len(numbers), f"view {number}, {width}x{height}")
-                host.log.write(f"view {number}: {took:.2f} s")
+        threads = _threads(task)
+        with host.reserve(_staged(task, threads), "spool", "frame staging"):
+            make_views(
+                held, spec, list(zip(numbers, views, strict=True)), host, unit=unit, threads=threads,
+                peak=_peak_vram,
+            )  # fmt: skip
 
     def _load(self, spec: Spec, task: TaskContext, host: Host) -> Held:
         with host.phase("load"):
@@ -178,9 +164,10 @@ def _scale(scene: Scene) -> float:
     return float(abs(torch.linalg.det(torch.from_numpy(scene.world[:3, :3]))) ** (1.0 / 3.0))
 
 
-def _staged(task: TaskContext) -> int:
+def _staged(task: TaskContext, threads: int) -> int:
     size = sum(o["width"] * o["height"] * len(o["channels"]) * _ITEM_SIZE[o["dtype"]] for o in task.outputs)
-    return int(size) + 4096
+    at_once = min(MOST_WAITING, threads) if task.spec.get("device") == "cuda" else 1
+    return int(size) * max(1, at_once) + 4096
 
 
 def _peak_vram() -> int | None:

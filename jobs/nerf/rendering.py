@@ -63,7 +63,7 @@ class Look:
     def behind(self, count: int, drawn: torch.Generator) -> Tensor:
         """Background colours (count, 3) for training."""
         if self.background == "random":
-            return torch.rand(count, 3, generator=drawn).to(self.device)
+            return torch.rand(count, 3, generator=drawn, device=self.device)
         return self.colour.expand(count, 3)
 
     def exposed(self, colour: Tensor, picture: Tensor) -> Tensor:
@@ -145,6 +145,11 @@ def to_linear(srgb: Any) -> Pixels:
     return linear
 
 
+def file_of(folder: Path, number: int, output: str) -> Path:
+    """Where an output of a view is written."""
+    return folder / f"{number}-{output}"
+
+
 def write_outputs(
     picture: Picture, look: Look, view: View, spec: Spec, folder: Path, number: int, unit: float
 ) -> dict[str, Path]:
@@ -164,7 +169,7 @@ def write_outputs(
             raise TaskFailed(f"frame {number}: layer {name} holds values that are not finite")
     files = {}
     for output in spec.outputs:
-        path = folder / f"{number}-{output.name}"
+        path = file_of(folder, number, output.name)
         if isinstance(output, ExrOutput):
             _write_exr(layers, picture, alpha, output, spec.transparent, path)
         else:

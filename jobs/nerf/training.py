@@ -26,7 +26,9 @@ Tensor = torch.Tensor
 ITERATIONS: Final = {"dense": 4000, "hash": 20_000, "torch": 2000, "gsplat": 15_000}
 """Iterations where the job names no budget, by form."""
 SAMPLES: Final = {"dense": 30_000, "hash": 2**18, "torch": 1, "gsplat": 1}
-MAX_RAYS: Final = {"cpu": 8192, "cuda": 2**18}
+MAX_RAYS: Final = {"cpu": 8192, "cuda": 2**16}
+_UNREAD: Final = {"cpu": 1, "cuda": 10}
+"""Iterations whose losses are read together: each reading waits for all that runs on the device."""
 BYTES_PER_SAMPLE: Final = 1400
 """Bytes of GPU memory that one sample of a hash grid takes through forward and backward pass."""
 LOOK_SHARE: Final = 0.15
@@ -68,11 +70,12 @@ class Trainer:
         held = scene.of("test")
         self.tested = Pictures.load(held, folder, self.device) if held else None
         self.look = Look.of(spec, scene, self.device, len(self.pictures.views))
-        self.drawn = torch.Generator().manual_seed(spec.seed)
+        self.drawn = torch.Generator(self.device).manual_seed(spec.seed)
         self.samples = spec.train.ray_samples or SAMPLES[self.form]
         if self.form == "hash":
             self.samples = fit_samples(self.samples, spec.train.vram, self.device, host)
-        self.at = Progress(rays=max(64, self.samples // spec.train.samples))
+        self.at = Progress(rays=max(64, self.samples // getattr(self.field, "count", spec.train.samples)))
+        self._losses: list[Tensor] = []
         self.limit = spec.train.iterations or (
             10_000_000 if spec.train.seconds or spec.train.target_psnr else ITERATIONS[self.form]
         )
@@ -128,17 +131,28 @@ class Trainer:
         budget = Budget(self.samples)
         self.field.adapt(share, at.iteration, budget)
         loss, looked = self.field.iterate(self.pictures, self.look, self.drawn, at, share, budget)
-        if not math.isfinite(loss):
-            raise TaskFailed(
-                f"the loss is {loss} at iteration {at.iteration}: the training left the finite numbers; "
-                f"look for "
-                "wrong cameras, or choose another seed"
-            )
-        at.loss = loss if at.iteration == 0 else 0.97 * at.loss + 0.03 * loss
+        self._losses.append(loss)
         if looked:
             most = MAX_RAYS[self.device.type]
             at.rays = max(64, min(most, int(0.9 * at.rays + 0.1 * at.rays * self.samples / looked)))
         at.iteration += 1
+        if len(self._losses) >= _UNREAD[self.device.type]:
+            self._read_losses()
+
+    def _read_losses(self) -> None:
+        """Bring the running loss up to date. Raises :class:`TaskFailed` where one is not finite."""
+        if not self._losses:
+            return
+        at, losses = self.at, torch.stack(self._losses).tolist()
+        first = at.iteration - len(losses)
+        self._losses = []
+        for iteration, loss in enumerate(losses, first):
+            if not math.isfinite(loss):
+                raise TaskFailed(
+                    f"the loss is {loss} at iteration {iteration}: the training left the finite numbers; "
+                    "look for wrong cameras, or choose another seed"
+                )
+            at.loss = loss if iteration == 0 else 0.97 * at.loss + 0.03 * loss
 
     def reserved(self) -> AbstractContextManager[None]:
         """A buffer in the ledger for the GPU memory of the training; nothing on a CPU."""
@@ -187,6 +201,7 @@ class Trainer:
         return f"iteration {self.at.iteration}, {psnr_of(self.at.loss):.2f} dB{tested}"
 
     def _measure(self) -> None:
+        self._read_losses()
         at = self.at
         tested = self.tested_psnr()
         at.best = max(at.best, tested)
@@ -229,6 +244,7 @@ class Trainer:
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """All that resuming needs: the field, the optimisers, the dice, where it is."""
+        self._read_losses()
         tensors = {
             **{f"field.{name}": value for name, value in self.field.state().items()},
             **{f"look.{name}": value for name, value in self.look.state().items()},

@@ -85,8 +85,9 @@ class Field(ABC):
         at: Any,
         progress: float,
         budget: Budget,
-    ) -> tuple[float, int]:
-        """One step of training; its mean squared error and the samples looked at (0: no matter).
+    ) -> tuple[Tensor, int]:
+        """One step of training; its mean squared error, as a tensor that nobody waits for, and the samples
+        looked at (0: no matter).
 
         ``at`` (:class:`jobs.nerf.training.Progress`) holds the iteration and how many rays to take;
         ``progress`` is the share of the training that is done. All that is drawn comes from ``drawn``.
@@ -97,8 +98,16 @@ class Field(ABC):
         """Colours (height, width, 3), 0 to 1, on the background, as float32."""
 
     @abstractmethod
+    def look_at(self, view: View, check: Callable[[], None]) -> tuple[Tensor, Tensor, Tensor]:
+        """A view on the device, before any background: premultiplied colour (height, width, 3), opacity and
+        depth (height, width). ``check`` is called now and then.
+        """
+
     def render(self, view: View, check: Callable[[], None]) -> Picture:
-        """A view with opacity and depth, before any background. ``check`` is called now and then."""
+        """The same in the host's memory."""
+        from jobs.nerf.rendering import Picture
+
+        return Picture(*(part.float().cpu().numpy() for part in self.look_at(view, check)))
 
     @abstractmethod
     def score(self, pictures: Pictures, index: Tensor, look: Look) -> float:
@@ -144,7 +153,8 @@ class Adam:
         if name not in self._first:
             self._first[name], self._second[name] = torch.zeros_like(value), torch.zeros_like(value)
             self._steps[name] = 0
-        count = torch.tensor(float(self._steps[name]), device=value.device)
+        # filled on the device: copying a number there would wait for all that runs on it
+        count = torch.full((), float(self._steps[name]), device=value.device)
         adam_(
             [value], [grad], [self._first[name]], [self._second[name]], [], [count],
             foreach=False, fused=True, amsgrad=False, beta1=self.beta1, beta2=self.beta2, lr=rate,

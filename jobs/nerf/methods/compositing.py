@@ -41,6 +41,30 @@ def composite(optical: Tensor, which: Tensor, colours: Tensor, middles: Tensor) 
     return Composite(colour, opacity, distance, weights)
 
 
+def through(optical: Tensor, rays: Tensor) -> Tensor:
+    """Share of the light (k) that comes through to each sample of packed rays.
+
+    ``optical``: density times length (k); ``rays``: the ray of each, ascending. The sum runs over all rays in
+    float64, so that what is taken off again leaves nothing of the others.
+    """
+    before = torch.cumsum(optical.double(), 0) - optical.double()
+    first = torch.searchsorted(rays, rays)
+    return torch.exp(before[first] - before).to(optical.dtype)
+
+
+def gathered(weights: Tensor, rays: Tensor, colours: Tensor, along: Tensor, count: int) -> Composite:
+    """:func:`composite` for weighed samples (k) that lie one after another, ray by ray: nothing is spread
+    out.
+
+    ``rays``: the ray of each; ``colours`` (k, 3); ``along``: distances (k); ``count``: how many rays there
+    are.
+    """
+    columns = torch.cat([colours, torch.ones_like(along)[:, None], along[:, None]], -1)
+    blended = colours.new_zeros(count, 5).index_add(0, rays, weights[:, None] * columns)
+    opacity = blended[:, 3]
+    return Composite(blended[:, :3], opacity, blended[:, 4] / opacity.clamp_min(1e-6), weights)
+
+
 # Real spherical harmonics up to degree 2, as splat files use them.
 SH = (
     0.28209479177387814,

@@ -14,8 +14,8 @@ import torch
 from jobs.nerf.methods.base import Adam, Budget, Lit, Options
 from jobs.nerf.methods.compositing import composite, harmonics
 from jobs.nerf.methods.grid import add_smoothness, lookup, resample
-from jobs.nerf.methods.rays import contract, expand_out, spacing
-from jobs.nerf.methods.volume import VolumeField
+from jobs.nerf.methods.rays import expand_out
+from jobs.nerf.methods.volume import Occupancy, Samples, VolumeField
 from jobs.nerf.scene import CONTRACTED, View
 
 Tensor = torch.Tensor
@@ -60,62 +60,34 @@ class DenseGrid(VolumeField):
 
     # --- the field -----------------------------------------------------------------------------------
 
-    def lit(
-        self, origins: Tensor, directions: Tensor, jitter: Tensor | None, *, count: int | None = None
-    ) -> Lit:
-        """Look along rays; see :meth:`VolumeField.lit`."""
-        edges, _, _ = spacing(
-            origins, directions, bounded=self.bounded, extent=self.extent, count=count or self.count
-        )
-        lengths = edges[:, 1:] - edges[:, :-1]
-        middles = edges[:, :-1] + lengths * (0.5 if jitter is None else jitter)
-        with torch.no_grad():
-            points = origins[:, None] + middles[..., None] * directions[:, None]
-            cube = self._to_cube(points.view(-1, 3))
-            which = self._worth_looking(cube, lengths)
-            cube = cube[which]
-        features = lookup(self.table, cube, self.resolution)
+    def occupancy(self) -> Occupancy | None:
+        return None if self.occupied is None else Occupancy(self.occupied, self.resolution, _OPAQUE)
+
+    def blend(self, samples: Samples) -> Lit:
+        which, lengths = samples.which, samples.lengths
+        features = lookup(self.table, samples.cube, self.resolution)
         density = self._density_of(features[:, 0])
         optical = torch.zeros(lengths.numel(), device=density.device, dtype=density.dtype)
         optical = optical.index_copy(0, which, density * lengths.reshape(-1)[which]).view_as(lengths)
-        rays = which // lengths.shape[1]
-        basis = harmonics(directions, self.degree)[rays]
+        basis = harmonics(samples.directions, self.degree)[samples.rays]
         raw = (features[:, 1:].view(-1, 3, basis.shape[1]) * basis[:, None, :]).sum(-1)
         colours = torch.sigmoid(raw)
-        found = composite(optical, which, colours, middles)
+        found = composite(optical, which, colours, samples.middles)
         weights = found.weights.reshape(-1)[which]
-        return Lit(found.colour, found.opacity, found.distance, len(which), weights, colours, rays)
-
-    def _to_cube(self, points: Tensor) -> Tensor:
-        return points / self.extent if self.bounded else contract(points) / CONTRACTED
+        return Lit(found.colour, found.opacity, found.distance, len(which), weights, colours, samples.rays)
 
     def _density_of(self, raw: Tensor) -> Tensor:
         return GAIN * torch.nn.functional.softplus(STRIDE * raw + SHIFT)
 
-    def _worth_looking(self, cube: Tensor, lengths: Tensor) -> Tensor:
-        """Flat indices of samples that lie inside, in no empty cell, and not behind what is opaque."""
-        if self.occupied is None:
-            if self.bounded:
-                return (cube.abs() <= 1.0).all(-1).nonzero()[:, 0]
-            return torch.arange(len(cube), device=cube.device)
-        r = self.resolution
-        cell = ((cube.clamp(-1, 1) + 1.0) * (0.5 * (r - 1)) + 0.5).long()
-        found = self.occupied[(cell[:, 2] * r + cell[:, 1]) * r + cell[:, 0]].view_as(lengths)
-        optical = found.clamp_min(0.0) * lengths
-        seen = (found >= 0.0) & (torch.cumsum(optical, -1) - optical < _OPAQUE)
-        if self.bounded:
-            seen &= (cube.abs() <= 1.0).all(-1).view_as(lengths)
-        return seen.view(-1).nonzero()[:, 0]
-
     def density(self, points: Tensor) -> Tensor:
         """Density at points of normalised space."""
-        cube = self._to_cube(points)
+        cube = self.to_cube(points)
         values = lookup(self.table[:, :1].contiguous(), cube, self.resolution)[:, 0]
         return self._density_of(values) * (cube.abs() <= 1.0).all(-1)
 
     def albedo(self, points: Tensor) -> Tensor:
         """Colour at points, seen from nowhere in particular."""
-        features = lookup(self.table, self._to_cube(points), self.resolution)[:, 1:]
+        features = lookup(self.table, self.to_cube(points), self.resolution)[:, 1:]
         return torch.sigmoid(features.view(-1, 3, (self.degree + 1) ** 2)[..., 0] * 0.28209479177387814)
 
     # --- training ------------------------------------------------------------------------------------

@@ -24,6 +24,8 @@ class Pictures:
 
     views: list[View]
     pixels: Tensor
+    starts: list[int]
+    """``first`` as plain numbers: reading one off a GPU waits for all that runs there."""
     first: Tensor
     widths: Tensor
     inverse: Tensor
@@ -36,11 +38,13 @@ class Pictures:
         """Read the views' files, which lie in ``folder``."""
         read = [torch.from_numpy(read_rgba(folder / view.file).reshape(-1, 4)) for view in views]
         sizes = [len(pixels) for pixels in read]
+        starts = [0, *np.cumsum(sizes).tolist()]
         matrices = torch.from_numpy(np.stack([view.matrix for view in views])).float()
         return Pictures(
             list(views),
             torch.cat(read).to(device),
-            torch.tensor(np.cumsum([0, *sizes]), dtype=torch.int64, device=device),
+            starts,
+            torch.tensor(starts, dtype=torch.int64, device=device),
             torch.tensor([view.width for view in views], device=device),
             torch.tensor([[1 / v.fx, 1 / v.fy, v.cx, v.cy] for v in views], device=device),
             matrices[:, :3, :3].contiguous().to(device),
@@ -59,6 +63,12 @@ class Pictures:
         )
         turned = (self.rotations[picture] * local[:, None, :]).sum(-1)
         return self.origins[picture], turned / turned.norm(dim=-1, keepdim=True), picture
+
+    def whole(self, number: int) -> Tensor:
+        """One picture, (height, width, 4) float, 0 to 1."""
+        view, first = self.views[number], self.starts[number]
+        part = self.pixels[first : first + view.width * view.height]
+        return part.view(view.height, view.width, 4).float() / 255.0
 
     def colours(self, index: Tensor) -> Tensor:
         """(n, 4) float, 0 to 1."""

@@ -16,7 +16,7 @@ import torch
 
 from jobs.nerf.methods.base import Adam, Budget, Field, Options
 from jobs.nerf.methods.compositing import SH, harmonics
-from jobs.nerf.rendering import Look, Picture, on_background
+from jobs.nerf.rendering import Look, on_background
 from jobs.nerf.scene import Scene, View
 
 if TYPE_CHECKING:
@@ -34,10 +34,19 @@ _GROW: Final = 1.08
 _EVERY: Final = 50
 """Iterations between two rounds of moving and adding."""
 _UNTIL: Final = 0.75
-_RATES: Final = {
+RATES: Final = {
     "means": 2e-3, "scales": 1.5e-2, "quats": 3e-3, "opacities": 4e-2, "sh0": 1.2e-2, "shN": 6e-4,
 }  # fmt: skip
-NAMES: Final = tuple(_RATES)
+NAMES: Final = tuple(RATES)
+
+
+def neighbours(places: Tensor, at_once: int = 2**27) -> Tensor:
+    """Mean distance (n) of each place to its three nearest others, in pieces of ``at_once`` distances."""
+    found = []
+    for part in torch.split(places, max(1, at_once // max(1, len(places)))):
+        distances = torch.cdist(part, places, compute_mode="donot_use_mm_for_euclid_dist")
+        found.append(distances.topk(min(4, len(places)), largest=False).values[:, 1:].mean(1))
+    return torch.cat(found)
 
 
 def rotations(quats: Tensor) -> Tensor:
@@ -169,15 +178,22 @@ class Splats(Field):
             length = torch.rand(count, 1, generator=drawn) ** (1 / 3)
             places = spread / spread.norm(dim=-1, keepdim=True) * length * min(self.extent, 1.0)
             colours = torch.full((count, 3), 0.5)
-        near = torch.cdist(places, places).topk(min(4, len(places)), largest=False).values[:, 1:].mean(1)
-        size = near.clamp(1e-3, 0.3)
-        quats = torch.randn(len(places), 4, generator=drawn)
-        self.values = {
-            "means": places, "scales": torch.log(size * 0.7)[:, None].repeat(1, 3), "quats": quats,
-            "opacities": torch.full((len(places),), -2.0), "sh0": (colours - 0.5)[:, None, :] / SH[0],
-            "shN": torch.zeros(len(places), (self.degree + 1) ** 2 - 1, 3),
+        self.values = self.started(places, colours, size=0.7, opacity=-2.0)
+
+    def started(self, places: Tensor, colours: Tensor, *, size: float, opacity: float) -> dict[str, Tensor]:
+        """Gaussians at ``places``, ``size`` times as big as their neighbours are far, of ``opacity`` (a
+        logit).
+        """
+        drawn = torch.Generator().manual_seed(self.options.seed + 4)
+        near = neighbours(places).clamp(1e-4, 0.3)
+        count = len(places)
+        values = {
+            "means": places, "scales": torch.log(near * size)[:, None].repeat(1, 3),
+            "quats": torch.randn(count, 4, generator=drawn), "opacities": torch.full((count,), opacity),
+            "sh0": (colours - 0.5)[:, None, :] / SH[0],
+            "shN": torch.zeros(count, (self.degree + 1) ** 2 - 1, 3),
         }  # fmt: skip
-        self.values = {name: value.contiguous().to(self.device) for name, value in self.values.items()}
+        return {name: value.float().contiguous().to(self.device) for name, value in values.items()}
 
     # --- looking -------------------------------------------------------------------------------------
 
@@ -201,12 +217,9 @@ class Splats(Field):
         return blended[..., :3], opacity, blended[..., 3] / opacity.clamp_min(1e-6)
 
     @torch.no_grad()
-    def render(self, view: View, check: Callable[[], None]) -> Picture:
+    def look_at(self, view: View, check: Callable[[], None]) -> tuple[Tensor, Tensor, Tensor]:
         check()
-        colour, opacity, depth = self.drawn(view)
-        return Picture(
-            colour.float().cpu().numpy(), opacity.float().cpu().numpy(), depth.float().cpu().numpy()
-        )
+        return self.drawn(view)
 
     def picture(self, view: View, look: Look, check: Callable[[], None]) -> Any:
         return on_background(self.render(view, check), look)
@@ -215,7 +228,7 @@ class Splats(Field):
     def score(self, pictures: Pictures, index: Tensor, look: Look) -> float:
         total, count = 0.0, 0
         for number, view in enumerate(pictures.views):
-            target, _ = _target(pictures, number, look.shown)
+            target, _ = target_of(pictures, number, look.shown)
             colour, opacity, _ = self.drawn(view)
             made = (colour + (1.0 - opacity[..., None]) * look.shown).clamp(0, 1)
             total += float(((made - target) ** 2).mean(-1).double().sum())
@@ -226,10 +239,10 @@ class Splats(Field):
 
     def iterate(
         self, pictures: Pictures, look: Look, drawn: torch.Generator, at: Any, progress: float, budget: Budget
-    ) -> tuple[float, int]:
+    ) -> tuple[Tensor, int]:
         number = int(torch.randint(0, len(pictures.views), (1,), generator=drawn))
         behind = look.behind(1, drawn)[0]
-        target, _ = _target(pictures, number, behind.detach())
+        target, _ = target_of(pictures, number, behind.detach())
         others = look.wanted()
         for value in (*self.values.values(), *others):
             value.requires_grad_(True)
@@ -247,14 +260,14 @@ class Splats(Field):
             value.requires_grad_(False)
         with torch.no_grad():
             for name, grad in zip(values, grads, strict=False):
-                rate = _RATES[name] * (0.05**progress if name == "means" else 0.3**progress)
+                rate = RATES[name] * (0.05**progress if name == "means" else 0.3**progress)
                 if grad is not None and values[name].numel():
                     self.optimiser.step(name, values[name], grad.contiguous(), rate)
             look.learn(list(grads[len(values) :]))
             self._shake(drawn, progress)
             if at.iteration % _EVERY == _EVERY - 1 and progress < _UNTIL:
                 self._renew(drawn)
-        return float(error.detach()), 0
+        return error.detach(), 0
 
     def _shake(self, drawn: torch.Generator, progress: float) -> None:
         """Noise along each Gaussian's own axes, the more the fainter it is (MCMC's exploration)."""
@@ -351,11 +364,8 @@ class Splats(Field):
         self.optimiser.load(tensors, facts, self.device)
 
 
-def _target(pictures: Pictures, number: int, behind: Tensor) -> tuple[Tensor, Tensor]:
+def target_of(pictures: Pictures, number: int, behind: Tensor) -> tuple[Tensor, Tensor]:
     """A picture (height, width, 3) on the background ``behind``, and its alpha."""
-    view = pictures.views[number]
-    first = int(pictures.first[number])
-    index = torch.arange(first, first + view.width * view.height, device=pictures.pixels.device)
-    found = pictures.colours(index).view(view.height, view.width, 4)
+    found = pictures.whole(number)
     alpha = found[..., 3:]
     return found[..., :3] * alpha + behind * (1.0 - alpha), alpha

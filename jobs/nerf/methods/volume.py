@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from jobs.nerf.methods.base import Budget, Field, Lit
-from jobs.nerf.methods.rays import view_rays
-from jobs.nerf.rendering import Look, Picture, on_background
-from jobs.nerf.scene import View
+from jobs.nerf.methods.rays import contract, spacing, view_rays
+from jobs.nerf.rendering import Look, on_background
+from jobs.nerf.scene import CONTRACTED, View
 
 if TYPE_CHECKING:
     from jobs.nerf.methods.rays import Pictures
@@ -24,16 +25,98 @@ STRIPE: Final = {"cpu": 4096, "cuda": 2**16}
 """Rays that are looked along at once when a picture is made."""
 
 
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """A grid over the cube: ``density`` (side ** 3) of its cells, negative where one is empty.
+
+    ``opaque``: optical depth, by the cells' densities, behind which nothing is looked at; ``None``: look
+    through.
+    """
+
+    density: Tensor
+    side: int
+    opaque: float | None = None
+
+
+@dataclass(slots=True)
+class Samples:
+    """The samples along rays that are worth looking at: the k places ``which`` of (rays, count) intervals."""
+
+    cube: Tensor
+    """(k, 3), in [-1, 1]^3."""
+    which: Tensor
+    rays: Tensor
+    """The ray of each sample, ascending."""
+    directions: Tensor
+    """(rays, 3)."""
+    edges: Tensor
+    """(rays, count + 1)."""
+    middles: Tensor
+    """(rays, count): where in its interval each sample lies."""
+
+    @property
+    def lengths(self) -> Tensor:
+        """(rays, count)."""
+        return self.edges[:, 1:] - self.edges[:, :-1]
+
+    def kept(self, keep: Tensor) -> Samples:
+        """Those of the k samples that the mask ``keep`` names."""
+        index = keep.nonzero()[:, 0]
+        return Samples(
+            self.cube[index], self.which[index], self.rays[index], self.directions, self.edges, self.middles
+        )
+
+
 class VolumeField(Field):
-    """A radiance field with a density everywhere in space."""
+    """A radiance field with a density everywhere in space, and a grid that says where there is none."""
 
     count: int
 
-    @abstractmethod
     def lit(
         self, origins: Tensor, directions: Tensor, jitter: Tensor | None, *, count: int | None = None
     ) -> Lit:
         """Look along rays (n, 3). ``jitter``: where in its interval each sample lies (n, samples), 0 to 1."""
+        edges, _, _ = spacing(
+            origins, directions, bounded=self.bounded, extent=self.extent, count=count or self.count
+        )
+        lengths = edges[:, 1:] - edges[:, :-1]
+        middles = edges[:, :-1] + lengths * (0.5 if jitter is None else jitter)
+        with torch.no_grad():
+            points = origins[:, None] + middles[..., None] * directions[:, None]
+            cube = self.to_cube(points.view(-1, 3))
+            which = self._worth_looking(cube, lengths)
+            samples = Samples(cube[which], which, which // lengths.shape[1], directions, edges, middles)
+        return self.blend(samples)
+
+    def to_cube(self, points: Tensor) -> Tensor:
+        """Points of normalised space in the cube [-1, 1]^3 that grids cover."""
+        return points / self.extent if self.bounded else contract(points) / CONTRACTED
+
+    def _worth_looking(self, cube: Tensor, lengths: Tensor) -> Tensor:
+        """Flat indices of samples that lie inside, in no empty cell, and not behind what is opaque."""
+        grid = self.occupancy()
+        if grid is None:
+            if self.bounded:
+                return (cube.abs() <= 1.0).all(-1).nonzero()[:, 0]
+            return torch.arange(len(cube), device=cube.device)
+        r = grid.side
+        cell = ((cube.clamp(-1, 1) + 1.0) * (0.5 * (r - 1)) + 0.5).long()
+        found = grid.density[(cell[:, 2] * r + cell[:, 1]) * r + cell[:, 0]].view_as(lengths)
+        seen = found >= 0.0
+        if grid.opaque is not None:
+            optical = found.clamp_min(0.0) * lengths
+            seen &= torch.cumsum(optical, -1) - optical < grid.opaque
+        if self.bounded:
+            seen &= (cube.abs() <= 1.0).all(-1).view_as(lengths)
+        return seen.view(-1).nonzero()[:, 0]
+
+    @abstractmethod
+    def occupancy(self) -> Occupancy | None:
+        """Where there is something; ``None``: everywhere."""
+
+    @abstractmethod
+    def blend(self, samples: Samples) -> Lit:
+        """Density and colour of the samples, blended along their rays."""
 
     @abstractmethod
     def parameters(self) -> dict[str, Tensor]:
@@ -45,9 +128,9 @@ class VolumeField(Field):
 
     def iterate(
         self, pictures: Pictures, look: Look, drawn: torch.Generator, at: Any, progress: float, budget: Budget
-    ) -> tuple[float, int]:
-        index = torch.randint(0, len(pictures.pixels), (at.rays,), generator=drawn).to(self.device)
-        jitter = torch.rand(at.rays, self.count, generator=drawn).to(self.device)
+    ) -> tuple[Tensor, int]:
+        index = torch.randint(0, len(pictures.pixels), (at.rays,), generator=drawn, device=self.device)
+        jitter = torch.rand(at.rays, self.count, generator=drawn, device=self.device)
         origins, directions, picture = pictures.rays(index)
         wanted = pictures.colours(index)
         behind = look.behind(at.rays, drawn)
@@ -75,10 +158,10 @@ class VolumeField(Field):
             }
             self.learn(mine, progress, at.iteration)
             look.learn(list(grads[len(own) :]))
-        return float(error.detach()), lit.looked_at
+        return error.detach(), lit.looked_at
 
     @torch.no_grad()
-    def render(self, view: View, check: Callable[[], None]) -> Picture:
+    def look_at(self, view: View, check: Callable[[], None]) -> tuple[Tensor, Tensor, Tensor]:
         rows = max(1, STRIPE[self.device.type] // view.width)
         colour, opacity, depth = [], [], []
         for first in range(0, view.height, rows):
@@ -87,15 +170,11 @@ class VolumeField(Field):
                 view, range(first, min(first + rows, view.height)), self.device
             )
             lit = self.lit(origins, directions, None)
-            colour.append(lit.colour.cpu())
-            opacity.append(lit.opacity.cpu())
-            depth.append((lit.distance * along).cpu())
+            colour.append(lit.colour)
+            opacity.append(lit.opacity)
+            depth.append(lit.distance * along)
         shape = (view.height, view.width)
-        return Picture(
-            torch.cat(colour).view(*shape, 3).numpy(),
-            torch.cat(opacity).view(shape).numpy(),
-            torch.cat(depth).view(shape).numpy(),
-        )
+        return torch.cat(colour).view(*shape, 3), torch.cat(opacity).view(shape), torch.cat(depth).view(shape)
 
     def picture(self, view: View, look: Look, check: Callable[[], None]) -> Any:
         return on_background(self.render(view, check), look)

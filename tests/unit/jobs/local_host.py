@@ -76,6 +76,7 @@ class LocalHost:
     """Hosts of the jobs that this one comes after, by their ids."""
     checkpoint: Path | None = None
     previews: list[bytes] = field(default_factory=list)
+    threads: int = 2
     told: list[tuple[float, int, float]] = field(default_factory=list)
     """What engines said when they asked whether to hand the rest on: seconds, frames left, target."""
 
@@ -243,7 +244,9 @@ class LocalHost:
         chosen, results = kind(kind_name), self.results.get(step.deferred_on, [])
         return chosen.expand_deferred(chosen.parse(spec), step.name, results, self.context())
 
-    def tasks(self, spec: dict[str, Any], step: StepPlan, threads: int = 2) -> Iterator[TaskContext]:
+    def tasks(
+        self, spec: dict[str, Any], step: StepPlan, threads: int | None = None
+    ) -> Iterator[TaskContext]:
         """The tasks of a step, as a slot would get them; turns this host to each."""
         declared = [dataclasses.asdict(o) for o in step.outputs]
         self.outputs[step.name] = declared
@@ -263,13 +266,19 @@ class LocalHost:
                 step=step.payload,
                 payload=task.payload,
                 outputs=declared,
-                device={"kind": "cpu", "threads": threads},
+                device={"kind": "cpu", "threads": threads or self.threads},
             )
 
     def run_job(self, kind_name: str, spec: dict[str, Any]) -> None:
         """Run every task of a job with fresh engines; raises what an engine raises."""
+        self.run_steps(kind_name, spec, None)
+
+    def run_steps(self, kind_name: str, spec: dict[str, Any], names: Sequence[str] | None) -> None:
+        """Run every task of the steps called ``names``, or of all."""
         parsed, plan = self.plan(kind_name, spec)
         for planned in plan.steps:
+            if names is not None and planned.name not in names:
+                continue
             step = self.expanded(kind_name, parsed, planned) if planned.deferred else planned
             engine = kind(step.engine).create_engine()
             engine.open(self)

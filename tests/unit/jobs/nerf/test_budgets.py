@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from farm.errors import DeviceUnavailable
+from farm.errors import DeviceUnavailable, NotInstalled
 from jobs.nerf import extensions, training
 from jobs.nerf.methods.loader import options_of
 from jobs.nerf.spec import Spec
@@ -42,18 +44,34 @@ def test_extensions_are_never_built_without_a_gpu_nor_taken_for_built() -> None:
         extensions.require_built("gsplat")
 
 
-def test_a_build_leaves_a_mark_per_gpu_and_version_and_happens_once(
+def test_a_build_happens_once_per_gpu_and_version_and_tasks_load_what_it_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Any extension module will do: here one of markupsafe's, said to be that of ``plyfile``."""
+    (library,) = Path(str(importlib.import_module("markupsafe").__file__)).parent.glob("_speedups*.so")
     built: list[str] = []
+
+    def compiled(package: str) -> Path:
+        built.append(package)
+        return library
+
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    monkeypatch.setattr(extensions, "PACKAGES", ("numpy", "no_such_package"))
-    monkeypatch.setattr(extensions, "_use", built.append)
+    monkeypatch.setattr(extensions, "PACKAGES", ("plyfile", "no_such_package"))
+    monkeypatch.setattr(extensions, "_compile", compiled)
+    with pytest.raises(NotInstalled, match="not built for this GPU: run `farm node warm`"):
+        extensions.require_built("plyfile")
+    assert built == []
     first = dict(extensions.build())
-    assert first["numpy"].startswith("built in") and first["no_such_package"] == "not installed"
-    assert dict(extensions.build())["numpy"] == "built before" and built == ["numpy"]
-    extensions.require_built("numpy")
+    assert first["plyfile"].startswith("built in") and first["no_such_package"] == "not installed"
+    assert dict(extensions.build())["plyfile"] == "built before" and built == ["plyfile"]
+    try:
+        extensions.require_built("plyfile")
+        # the package would find it where an extension that came with it lies, before it compiles one
+        assert hasattr(importlib.import_module("plyfile.csrc"), "_escape_inner")
+    finally:
+        sys.modules.pop("plyfile.csrc", None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
-    assert not extensions.mark_of("numpy").exists()
+    assert extensions.library_of("plyfile") is None
+    assert not extensions.load_built("no_such_package")

@@ -1,0 +1,130 @@
+"""Rendering the views of a task: while the next is drawn, the last ones are encoded and the first is
+published.
+
+The device draws, threads encode (numpy and the encoders let go of the interpreter), and the task's own thread
+publishes in order: verifying a frame is the host's. On a CPU the drawing takes all cores, and one view waits
+for none.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from jobs.engine import Host
+from jobs.nerf.held import Held
+from jobs.nerf.rendering import Picture, file_of, write_outputs
+from jobs.nerf.scene import View
+from jobs.nerf.spec import Spec
+
+Tensor = torch.Tensor
+MOST_WAITING: Final = 16
+"""Views that wait for an encoder or to be published: as much memory as they hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    files: dict[str, Path]
+    duration_s: float
+    opacity: float
+
+
+def make_views(
+    held: Held,
+    spec: Spec,
+    numbered: Sequence[tuple[int, View]],
+    host: Host,
+    *,
+    unit: float,
+    threads: int,
+    peak: Callable[[], int | None],
+) -> None:
+    """Render, write and publish views. ``unit``: source lengths per normalised length, for depth."""
+    waiting: deque[tuple[int, float, Future[_Made]]] = deque()
+    done = 0
+
+    def publish_first() -> None:
+        nonlocal done
+        number, started, future = waiting.popleft()
+        made = future.result()
+        with host.phase("write"):
+            host.publish(
+                number,
+                made.files,
+                started_at=started,
+                duration_s=made.duration_s,
+                quality={"mean_opacity": round(made.opacity, 5)},
+                peak_vram=peak(),
+            )
+        done += 1
+        host.progress(done / len(numbered), f"view {number}, {numbered[0][1].width}x{numbered[0][1].height}")
+        host.log.write(f"view {number}: {made.duration_s:.2f} s")
+
+    ahead = max(1, min(MOST_WAITING, threads)) if held.field.device.type == "cuda" else 1
+    try:
+        with ThreadPoolExecutor(max_workers=ahead, thread_name_prefix="encode") as pool:
+            for number, view in numbered:
+                host.check()
+                began, started = time.monotonic(), time.time()
+                with host.phase("work"):
+                    fetch = begin_fetch(held.field.look_at(view, host.check))
+                    drawn_s = time.monotonic() - began
+                    work = _encode(fetch, held, spec, view, host.scratch, number, unit, drawn_s)
+                    waiting.append((number, started, pool.submit(work)))
+                while len(waiting) >= ahead or (waiting and waiting[0][2].done()):
+                    publish_first()
+            while waiting:
+                host.check()
+                publish_first()
+    finally:
+        # the pool has ended: what was written and not published is not left behind
+        for number, _, _ in waiting:
+            for output in spec.outputs:
+                file_of(host.scratch, number, output.name).unlink(missing_ok=True)
+
+
+def begin_fetch(parts: tuple[Tensor, Tensor, Tensor]) -> Callable[[], Picture]:
+    """Start copying what was drawn to page-locked memory; the picture when it is called, from any thread."""
+    if not parts[0].is_cuda:
+        arrays = [part.float().numpy() for part in parts]
+        return lambda: Picture(*arrays)
+    copies = [torch.empty(part.shape, dtype=torch.float32, pin_memory=True) for part in parts]
+    for copy, part in zip(copies, parts, strict=True):
+        copy.copy_(part, non_blocking=True)
+    cuda: Any = torch.cuda
+    event = cuda.Event()
+    event.record()
+
+    def picture() -> Picture:
+        event.synchronize()
+        return Picture(*(copy.numpy() for copy in copies))
+
+    return picture
+
+
+def _encode(
+    fetch: Callable[[], Picture],
+    held: Held,
+    spec: Spec,
+    view: View,
+    folder: Path,
+    number: int,
+    unit: float,
+    drawn_s: float,
+) -> Callable[[], _Made]:
+    look: Any = held.look
+
+    def work() -> _Made:
+        picture = fetch()
+        began = time.monotonic()
+        files = write_outputs(picture, look, view, spec, folder, number, unit)
+        return _Made(files, drawn_s + time.monotonic() - began, float(picture.opacity.mean()))
+
+    return work
