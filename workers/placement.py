@@ -175,6 +175,8 @@ def device_of(
         "devices": fence.devices if slot.deny else "nothing to fence",
         "kill": fence.kill,
         "freeze": fence.freeze,
+        # None: no right to weigh here; where it is set, the fence has read it back
+        "cpu_weight": slot.limits.cpu_weight,
         "read_back": launched is not None,
     }
     device["labels"] = labels

@@ -34,12 +34,14 @@ def device_text(device: dict[str, Any]) -> str:
 
 
 def fence_text(device: dict[str, Any]) -> str:
-    """How a slot is held: ``cores 0-3 by cgroup``, and its labels, such as ``weak``."""
+    """How a slot is held: ``cores 0-3 by cgroup, weight 20``, and its labels, such as ``weak``."""
     fence = device.get("fence")
     if not fence:
         return ""
-    parts = [f"cores {device.get('cpus', '?')} by {fence.get('cpus', '?')}", *device.get("labels", ())]
-    return ", ".join(parts)
+    parts = [f"cores {device.get('cpus', '?')} by {fence.get('cpus', '?')}"]
+    if (weight := fence.get("cpu_weight")) is not None:
+        parts.append(f"weight {weight}")
+    return ", ".join([*parts, *device.get("labels", ())])
 
 
 def audit_text(device: dict[str, Any]) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from api.cli.fleet import fence_text
 from farm.errors import InvalidInput
 from farm.scheduler.fit import fits
 from gpu_pinning import Wishes, make_plan
@@ -81,6 +82,17 @@ def test_a_slot_tells_its_class_and_reason_and_fits_what_asks_for_cuda() -> None
     assert "beside d" in encode["class_reason"] and encode["raise_by"]
     assert not fits({"device": "cuda"}, encode)
     assert vram_budget(seated) == {"vram": video["vram"]}
+
+
+def test_a_slot_tells_its_weight_where_there_is_a_right_to_weigh() -> None:
+    text = '[[slots]]\nname = "c"\npools = ["encode"]\n'
+    seated = seating(recorded("virtual-machine"), text)
+    device = device_of(seated, seated.plan.slot("c"))
+    assert device["fence"]["cpu_weight"] == 20
+    assert ", weight 20" in fence_text(device)
+    seated = seating(recorded("one_h200"), text)
+    device = device_of(seated, seated.plan.slot("c"))
+    assert device["fence"]["cpu_weight"] is None and "weight" not in fence_text(device)
 
 
 def test_labels_say_weak_and_not_fenced_with_the_reason() -> None:

@@ -112,7 +112,7 @@ function seat(device) {
   return h("span", { class: "seat" },
     device.class_reason && h("span", { class: "chip", title: device.class_reason }, `class ${device.class}`),
     (device.labels ?? []).map((label, n) => h("span", { class: "chip warn", title: reasons[n] ?? null }, label)),
-    device.cpus && h("span", { class: "hint" }, `cores ${device.cpus}`),
+    device.cpus && h("span", { class: "hint" }, `cores ${device.cpus}${device.fence?.cpu_weight ? `, weight ${device.fence.cpu_weight}` : ""}`),
     (device.audit ?? []).map((row) => h("span", { class: "chip warn", title: `wanted ${row.wanted}` }, `${row.subject}: ${row.found}`)));
 }
 
