@@ -61,7 +61,7 @@ class Snapshot:
                 copies[name] = copy.copy_(tensor, non_blocking=True)
             else:
                 copies[name] = tensor.contiguous().clone()
-        ready = torch.cuda.Event() if on_device else None
+        ready = torch.cuda.Event(blocking=True) if on_device else None
         if ready is not None:
             ready.record()
         head = {

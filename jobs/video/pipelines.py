@@ -155,7 +155,7 @@ def quantise(pipeline: Any, generation: Generation) -> None:
     """Make the linear layers of the denoisers' blocks fp8 or int8, dynamically scaled by row.
 
     Raises :class:`farm.errors.NotInstalled` without torchao, and :class:`farm.errors.PermanentFailure` where
-    the device cannot multiply in that type.
+    the device cannot multiply in that type, or no layer can be held in it.
     """
     try:
         torchao = importlib.import_module("torchao.quantization")
@@ -164,15 +164,29 @@ def quantise(pipeline: Any, generation: Generation) -> None:
     if generation.quantisation == "fp8":
         if generation.device != "cuda" or torch.cuda.get_device_capability() < (8, 9):
             raise PermanentFailure("/quantisation: fp8 needs a GPU of compute capability 8.9; choose int8")
-        config = torchao.Float8DynamicActivationFloat8WeightConfig(granularity=torchao.PerRow())
+        if generation.dtype != "bfloat16":
+            raise PermanentFailure(f"/dtype: fp8 layers take bfloat16 in and out, not {generation.dtype}")
+        kind, given = torchao.Float8DynamicActivationFloat8WeightConfig, {"granularity": torchao.PerRow()}
     else:
-        config = torchao.Int8DynamicActivationInt8WeightConfig()
-
-    def is_block_layer(module: Any, name: str) -> bool:
-        return isinstance(module, torch.nn.Linear) and "blocks." in name and module.weight.shape[0] % 16 == 0
-
+        kind, given = torchao.Int8DynamicActivationInt8WeightConfig, {}
+    # left to itself it changes the compiler's settings for the whole process, so for the jobs after this one
+    config = kind(**given, set_inductor_config=False)
     for name in generation.model.facts.denoisers:
-        torchao.quantize_(getattr(pipeline, name), config, filter_fn=is_block_layer)
+        denoiser = getattr(pipeline, name)
+        if not any(_is_block_layer(module, path) for path, module in denoiser.named_modules()):
+            raise PermanentFailure(
+                f"/quantisation: no layer of {name} has sides that are multiples of 16; leave it out"
+            )
+        torchao.quantize_(denoiser, config, filter_fn=_is_block_layer)
+
+
+def _is_block_layer(module: Any, name: str) -> bool:
+    """A linear layer of a repeated block, of a shape that the GPU's fp8 and int8 products take."""
+    return (
+        isinstance(module, torch.nn.Linear)
+        and "blocks." in name
+        and not any(side % 16 for side in module.weight.shape)
+    )
 
 
 def _refuse_missing(folder: Path, module: Any, what: str) -> None:

@@ -127,7 +127,7 @@ class Previews:
         if colours.is_cuda:
             copy = torch.empty(colours.shape, dtype=colours.dtype, pin_memory=True)
             colours = copy.copy_(colours, non_blocking=True)
-            ready = torch.cuda.Event()
+            ready = torch.cuda.Event(blocking=True)
             ready.record()
         self._queue.put((colours, ready))
 

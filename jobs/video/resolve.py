@@ -280,6 +280,8 @@ def _check_machine_choices(spec: Spec, facts: Facts, faults: _Faults) -> None:
             faults.add("offload", "on a CPU the weights are in host memory anyway; leave offload out")
         if spec.quantisation == "fp8":
             faults.add("quantisation", "fp8 needs an NVIDIA GPU; set device to cuda, or take int8")
+    elif spec.quantisation == "fp8" and (dtype := _dtype(spec, facts)) != "bfloat16":
+        faults.add("dtype", f"fp8 layers take bfloat16 in and out, not {dtype}; nearest: bfloat16")
     if spec.gpus == 1:
         return
     record = facts.record()

@@ -48,7 +48,8 @@ class Watch:
         if flag.is_cuda:
             self._flag = torch.empty((), dtype=torch.bool, pin_memory=True)
             self._flag.copy_(flag, non_blocking=True)
-            self._event = torch.cuda.Event()
+            # sleeps while it waits: the usual event keeps a core busy for as long as the step takes
+            self._event = torch.cuda.Event(blocking=True)
             self._event.record()
         else:
             self._flag = flag
