@@ -31,6 +31,8 @@ _UNREAD: Final = {"cpu": 1, "cuda": 10}
 """Iterations whose losses are read together: each reading waits for all that runs on the device."""
 BYTES_PER_SAMPLE: Final = 1400
 """Bytes of GPU memory that one sample of a hash grid takes through forward and backward pass."""
+BYTES_PER_PLACE: Final = 96
+"""Bytes that a sample takes while it is found out whether it is worth a look."""
 LOOK_SHARE: Final = 0.15
 """Curve and preview take at most about this share of the time, however often they are asked for."""
 _TESTED_PIXELS: Final = 20_000
@@ -75,6 +77,7 @@ class Trainer:
         if self.form == "hash":
             self.samples = fit_samples(self.samples, spec.train.vram, self.device, host)
         self.at = Progress(rays=max(64, self.samples // getattr(self.field, "count", spec.train.samples)))
+        self.most_rays = most_rays(self.field, spec.train.vram, self.device)
         self._losses: list[Tensor] = []
         self.limit = spec.train.iterations or (
             10_000_000 if spec.train.seconds or spec.train.target_psnr else ITERATIONS[self.form]
@@ -133,8 +136,7 @@ class Trainer:
         loss, looked = self.field.iterate(self.pictures, self.look, self.drawn, at, share, budget)
         self._losses.append(loss)
         if looked:
-            most = MAX_RAYS[self.device.type]
-            at.rays = max(64, min(most, int(0.9 * at.rays + 0.1 * at.rays * self.samples / looked)))
+            at.rays = max(64, min(self.most_rays, int(0.9 * at.rays + 0.1 * at.rays * self.samples / looked)))
         at.iteration += 1
         if len(self._losses) >= _UNREAD[self.device.type]:
             self._read_losses()
@@ -324,6 +326,14 @@ def fit_samples(wanted: int, vram: int | None, device: torch.device, host: Host)
     if wanted > most:
         host.log.write(f"samples of an iteration are lowered from {wanted:,} to {most:,} for lack of memory")
     return min(wanted, max(most, 4096))
+
+
+def most_rays(field_: Field, vram: int | None, device: torch.device) -> int:
+    """Rays an iteration may look along: each has its samples placed before those worth a look are known."""
+    if device.type != "cuda":
+        return MAX_RAYS["cpu"]
+    each = BYTES_PER_PLACE * int(getattr(field_, "count", 1))
+    return max(64, min(MAX_RAYS["cuda"], int(vram_budget(vram, device) * 0.3 / each)))
 
 
 def vram_budget(vram: int | None, device: torch.device) -> int:

@@ -23,6 +23,7 @@ from jobs.nerf.held import Held
 from jobs.nerf.rendering import Picture, file_of, write_outputs
 from jobs.nerf.scene import View
 from jobs.nerf.spec import Spec
+from jobs.pacing import own_pace
 
 Tensor = torch.Tensor
 MOST_WAITING: Final = 16
@@ -97,7 +98,7 @@ def begin_fetch(parts: tuple[Tensor, Tensor, Tensor]) -> Callable[[], Picture]:
         return lambda: Picture(*arrays)
     copies = [torch.empty(part.shape, dtype=torch.float32, pin_memory=True) for part in parts]
     for copy, part in zip(copies, parts, strict=True):
-        copy.copy_(part, non_blocking=True)
+        own_pace().copy(copy, part, page_locked=True)
     cuda: Any = torch.cuda
     event = cuda.Event()
     event.record()

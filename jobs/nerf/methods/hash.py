@@ -42,6 +42,8 @@ class HashGrid(VolumeField):
     name = "nerf"
     form = "hash"
     version = 2
+    # its networks share what they learn between samples: pulling single ones would only blur edges
+    per_sample = 0.0
 
     def __init__(self, options: Options, bounded: bool, extent: float, device: torch.device) -> None:
         super().__init__(options, bounded, extent, device)

@@ -12,6 +12,7 @@ from farm.errors import DeviceUnavailable, NotInstalled, PermanentFailure
 from jobs.nerf.methods.base import Field, Options
 from jobs.nerf.scene import Scene
 from jobs.nerf.spec import Spec
+from jobs.pacing import own_pace
 
 Tensor = torch.Tensor
 MARK: Final = "stillframe nerf checkpoint 1"
@@ -64,7 +65,8 @@ def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[s
 
     from safetensors.torch import save_file
 
-    kept = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
+    pace = own_pace()
+    kept = {name: pace.taken(tensor.detach().contiguous(), "cpu") for name, tensor in tensors.items()}
     save_file(kept, str(path), metadata={"mark": MARK, "facts": json.dumps(dict(facts), sort_keys=True)})
 
 

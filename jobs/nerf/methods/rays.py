@@ -11,6 +11,7 @@ import torch
 
 from jobs.nerf.inputs.pictures import read_rgba
 from jobs.nerf.scene import CONTRACTED, View
+from jobs.pacing import own_pace
 
 Tensor = torch.Tensor
 
@@ -42,7 +43,7 @@ class Pictures:
         matrices = torch.from_numpy(np.stack([view.matrix for view in views])).float()
         return Pictures(
             list(views),
-            torch.cat(read).to(device),
+            own_pace().taken(torch.cat(read), device),
             starts,
             torch.tensor(starts, dtype=torch.int64, device=device),
             torch.tensor([view.width for view in views], device=device),

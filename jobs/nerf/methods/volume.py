@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import torch
 
@@ -71,6 +71,7 @@ class VolumeField(Field):
     """A radiance field with a density everywhere in space, and a grid that says where there is none."""
 
     count: int
+    per_sample: ClassVar[float] = PER_SAMPLE
 
     def lit(
         self, origins: Tensor, directions: Tensor, jitter: Tensor | None, *, count: int | None = None
@@ -146,9 +147,9 @@ class VolumeField(Field):
         colour = look.exposed(lit.colour + (1.0 - lit.opacity[:, None]) * backdrop, picture)
         error = ((colour - target) ** 2).mean()
         loss = error
-        if lit.weights is not None and lit.colours is not None and lit.rays is not None:
+        if self.per_sample and lit.weights is not None and lit.colours is not None and lit.rays is not None:
             apart = (lit.colours - target[lit.rays]) ** 2
-            loss = loss + PER_SAMPLE * (lit.weights.detach()[:, None] * apart).sum() / (3 * at.rays)
+            loss = loss + self.per_sample * (lit.weights.detach()[:, None] * apart).sum() / (3 * at.rays)
         grads = torch.autograd.grad(loss, [*own.values(), *others], allow_unused=True)
         for value in (*own.values(), *others):
             value.requires_grad_(False)
