@@ -1,16 +1,18 @@
 """Copies between a GPU and the host in pieces, when a neighbour's GPU hangs on the same PCIe switch.
 
-A frame copy fills the link to the processor: 51 GiB/s for as long as it lasts. A decode step behind the same
-switch waits for it with its few kilobytes. The plan says so with :data:`VARIABLE`, and copies then go in
-pieces of 8 MiB with rests in between, so that they keep to the rate. Without the variable nothing is changed.
+Frames, weights of models, checkpoints and pictures to train on go through it. A frame copy fills the link to
+the processor: 51 GiB/s for as long as it lasts. A decode step behind the same switch waits for it with its
+few kilobytes. The plan says so with :data:`VARIABLE`, and copies then go in pieces of 8 MiB with rests in
+between, so that they keep to the rate. Without the variable nothing is changed.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,3 +67,43 @@ class CopyPace:
         for span in self.spans(math.prod(source.shape), source.element_size()):
             # a blocking copy: the next piece is not to be queued behind this one
             to[span].copy_(of[span])
+
+    def taken(self, tensor: Any, device: Any) -> Any:
+        """A torch tensor on a device (itself where it is there already), copied at the pace."""
+        import torch
+
+        if not self.bytes_per_s or tensor.device == torch.device(device):
+            return tensor.to(device)
+        if tensor.is_contiguous():
+            there = torch.empty_like(tensor, device=device)
+            self.copy(there, tensor, page_locked=False)
+            return there
+        # in a layout of its own: as one piece, with its rest before the next
+        for _ in self.spans(1, tensor.numel() * tensor.element_size()):
+            there = tensor.to(device)
+        return there
+
+    def move(self, modules: Iterable[Any], device: Any) -> None:
+        """Weights and buffers of torch modules to a device, at the pace; without a rate nothing is done.
+
+        Before ``.to(device)``, which then finds them there. Tensors of a class of their own (quantised ones)
+        are left to it.
+        """
+        if not self.bytes_per_s:
+            return
+        import torch
+
+        for module in modules:
+            for tensor in (*module.parameters(), *module.buffers()):
+                if type(tensor.data) is torch.Tensor and tensor.device != torch.device(device):
+                    tensor.data = self.taken(tensor.data, device)
+
+
+def own_pace() -> CopyPace:
+    """This process's pace, as its environment says; one for all its copies, so that they share the rate."""
+    return _pace_of(os.environ.get(VARIABLE, "0"))
+
+
+@functools.cache
+def _pace_of(told: str) -> CopyPace:
+    return CopyPace.of_environment({VARIABLE: told})

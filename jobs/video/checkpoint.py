@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from farm.errors import TaskFailed
+from jobs.pacing import own_pace
 from jobs.video.packing import pack, unpack
 
 torch: Any = importlib.import_module("torch")
@@ -58,7 +59,8 @@ class Snapshot:
         for name, tensor in tensors.items():
             if tensor.is_cuda:
                 copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-                copies[name] = copy.copy_(tensor, non_blocking=True)
+                own_pace().copy(copy, tensor, page_locked=True)
+                copies[name] = copy
             else:
                 copies[name] = tensor.contiguous().clone()
         ready = torch.cuda.Event(blocking=True) if on_device else None

@@ -13,20 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from farm.errors import DeviceUnavailable, Interrupted, PermanentFailure
+from farm.errors import DeviceUnavailable, Interrupted, PermanentFailure, TaskFailed
 from jobs.engine import Host, TaskContext
-from jobs.video import caching, calls, checkpoint, gang_child, loras, payload, preview, speed
+from jobs.video import caching, calls, checkpoint, gang_child, gang_choice, loras, payload, preview, speed
 from jobs.video.attention import Attention
 from jobs.video.checkpoint import Snapshot
 from jobs.video.frames_out import FramesOut
-from jobs.video.gang import (
-    Dismissed,
-    Gang,
-    Member,
-    check_split,
-    disable_context_parallel,
-    enable_context_parallel,
-)
+from jobs.video.gang import RANK_MODULE, Dismissed, Gang, Member
 from jobs.video.inputs import read_inputs
 from jobs.video.loop import DENOISED, Loop
 from jobs.video.memory import explained
@@ -35,6 +28,7 @@ from jobs.video.pipelines import Loaded, quiet_libraries
 from jobs.video.prompts import PromptCache, refuse_long
 from jobs.video.replay import OtherInputs, Run
 from jobs.video.residency import Residency
+from jobs.video.sequence_split import disable_context_parallel, enable_context_parallel
 from jobs.video.watch import check_frames
 
 torch: Any = importlib.import_module("torch")
@@ -54,10 +48,14 @@ class _Film:
 
 
 class VideoEngine:
-    """Keeps models, prompt embeddings and the way out for frames between tasks."""
+    """Keeps models, prompt embeddings and the way out for frames between tasks.
 
-    def __init__(self) -> None:
-        self.residency = Residency()
+    ``rank_module`` is what the other ranks of a gang run: it must load models as ``residency`` does.
+    """
+
+    def __init__(self, residency: Residency | None = None, rank_module: str = RANK_MODULE) -> None:
+        self.residency = residency or Residency()
+        self._rank_module = rank_module
         self.prompts = PromptCache()
         self.attention = Attention()
         self._out: FramesOut | None = None
@@ -81,6 +79,7 @@ class VideoEngine:
         """Make the sample of a task and publish its frames."""
         generation = payload.read(task)
         _check_device(generation, task)
+        gang_choice.check(generation)
         if generation.device == "cpu" and (threads := task.device.get("threads")):
             # more threads than the slot owns only take turns; and their number is part of the bits
             torch.set_num_threads(int(threads))
@@ -103,11 +102,15 @@ class VideoEngine:
             frames = self._sample(film, loaded) if gang is None else self._together(film, loaded, gang)
             self._write(film, task, out, frames)
 
-    def follow(self, generation: Generation, host: Host, member: Member) -> None:
-        """Take part in a sample as a rank of a gang other than the first; its frames are the first one's."""
+    def follow(self, generation: Generation, host: Host, member: Member) -> dict[str, Any]:
+        """Take part in a sample as a rank of a gang other than the first; its frames are the first one's.
+
+        Returns what the job's record tells of this rank.
+        """
         loaded = self.residency.get(generation, contextlib.nullcontext)
         with contextlib.suppress(Dismissed), explained(generation, ["denoise"], loaded.nbytes):
             self._sample(_Film(host, generation, gang=member), loaded)
+        return {"peak_vram": _peak(loaded.device)}
 
     # --- one film ------------------------------------------------------------------------------------
 
@@ -122,11 +125,10 @@ class VideoEngine:
 
     def _gang_for(self, generation: Generation, host: Host) -> Gang | None:
         """The other ranks that a job needs: those that are there, or new ones."""
-        check_split(generation)
         if self._gang is not None and (self._gang.size != generation.gpus or not self._gang.alive()):
             self._end_gang()
         if generation.gpus > 1 and self._gang is None:
-            self._gang = Gang(generation, host.scratch.parent)
+            self._gang = Gang(generation, host.scratch.parent, self._rank_module)
         return self._gang
 
     def _together(self, film: _Film, loaded: Loaded, gang: Gang) -> Any:
@@ -140,12 +142,15 @@ class VideoEngine:
                 # said to every rank before the pass: they have stopped as well, and stay
                 gang.end()
                 raise
-            gang.end()
+            film.facts["gang"]["peak_vram_of_others"] = [told.get("peak_vram") for told in gang.end()]
         except Interrupted:
             raise
-        except BaseException:
+        except BaseException as error:
+            blamed = gang.blame()
             # the others would wait for this one: all or none
             self._end_gang()
+            if blamed is not None and not isinstance(error, TaskFailed):
+                raise TaskFailed(blamed) from error
             raise
         return frames
 
@@ -169,8 +174,7 @@ class VideoEngine:
                 dtype = getattr(torch, generation.dtype)
                 ran = self.attention.use(generation.attention, denoisers, loaded.device, dtype)
                 film.facts |= {"attention": ran, "compiled": speed.prepare(loaded, generation, denoisers)}
-                if film.gang is not None and not generation.guidance_split:
-                    enable_context_parallel(denoisers, film.gang.size)
+                share = self._share(film, loaded, denoisers)
                 film.environment = checkpoint.environment(
                     loaded.device,
                     dtype=generation.dtype,
@@ -179,6 +183,7 @@ class VideoEngine:
                     compiled=film.facts["compiled"],
                     batch=1,
                     gpus=generation.gpus,
+                    gang=share,
                 )
                 if speed.needs_warm_up(loaded, film.facts["compiled"]):
                     self._warm_up(film, loaded, pictures)
@@ -187,6 +192,20 @@ class VideoEngine:
             disable_context_parallel(denoisers)
             self.attention.reset(denoisers)
         return frames
+
+    @staticmethod
+    def _share(film: _Film, loaded: Loaded, denoisers: list[Any]) -> str | None:
+        """Set how the gang shares the film, with the reason in the job's record."""
+        member = film.gang
+        if member is None:
+            return None
+        gpu = torch.cuda.get_device_name(loaded.device) if loaded.device.type == "cuda" else "cpu"
+        choice = gang_choice.choose(film.generation, denoisers, gpu)
+        member.share = choice.share
+        film.facts["gang"] = {"gpus": member.size, "share": choice.share, "why": choice.why}
+        if choice.share != "guidance":
+            enable_context_parallel(denoisers, member.mesh(choice.ring, choice.ulysses))
+        return choice.share
 
     def _warm_up(self, film: _Film, loaded: Loaded, pictures: dict[str, Any]) -> None:
         """Compile at the film's shape, by two steps of it that nobody sees: loading, not work."""
@@ -313,7 +332,7 @@ class VideoEngine:
         described = generation.described()
         numbers = list(task.frames or ())
         scratch, started = host.scratch, time.time()
-        peak = torch.cuda.max_memory_allocated() if frames.is_cuda else None
+        peak = _peak(frames.device)
         share = (1 - DENOISED) / max(1, len(numbers))
         last = time.perf_counter()
 
@@ -350,6 +369,11 @@ def _check_device(generation: Generation, task: TaskContext) -> None:
     owned = task.device.get("kind", "cpu")
     if generation.device == "cuda" and owned != "cuda":
         raise DeviceUnavailable("/device: cuda was asked for, and this slot owns no GPU")
+
+
+def _peak(device: Any) -> int | None:
+    """Most bytes that torch had of the device in this sample; ``None`` on a CPU."""
+    return int(torch.cuda.max_memory_allocated()) if device.type == "cuda" else None
 
 
 def create() -> VideoEngine:

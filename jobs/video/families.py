@@ -15,6 +15,8 @@ Task = Literal["t2v", "i2v", "flf2v", "v2v"]
 """Text to video; first image to video; first and last image to video; video to video."""
 Dtype = Literal["bfloat16", "float16", "float32"]
 Resume = Literal["exact", "restart"]
+Share = Literal["guidance", "ulysses", "ring"]
+"""How a gang shares a sample: the two passes of a step, or the sequence in one of two ways."""
 CacheName = Literal["first_block", "taylorseer", "pyramid", "faster", "mag", "schedule"]
 SchedulerName = Literal[
     "unipc", "dpmpp_2m", "dpmpp_sde", "deis", "sa_solver", "flow_euler", "flow_heun", "flow_lcm",
@@ -39,6 +41,8 @@ BACKENDS: Final[Mapping[Backend, str]] = {
 """Attention backends by our name and by diffusers' (``AttentionBackendName``)."""
 CUDA_ONLY: Final = frozenset({"cudnn", "efficient", "flash_native", "flash", "flash3", "sage", "xformers"})
 """Backends that need an NVIDIA GPU. The engine probes each with a small call before it is used."""
+RING_BACKENDS: Final[tuple[Backend, ...]] = ("cudnn", "flash_native", "flash")
+"""Those that give the log-sum-exp, which merging partial results in a ring needs; ``native`` does not."""
 APPROXIMATE: Final = frozenset({"sage"})
 """Backends that quantise inside: lossy, behind the quality gate like a cache."""
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from farm.errors import TaskFailed
-from jobs.pacing import CopyPace
+from jobs.pacing import own_pace
 
 torch: Any = importlib.import_module("torch")
 
@@ -55,7 +55,7 @@ class FrameRing:
         self._memory: Any = mmap.mmap(self.fd, self.nbytes)
         self._bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
         self.locked = False
-        self._pace = CopyPace.of_environment()
+        self._pace = own_pace()
         self._stream: Any = None
         if torch.device(device).type == "cuda":
             code = torch.cuda.cudart().cudaHostRegister(self._bytes.data_ptr(), self.nbytes, 0)

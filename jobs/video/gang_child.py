@@ -1,8 +1,8 @@
 """A rank of a gang other than the first.
 
 ``python -m jobs.video.gang_child RANK SIZE RENDEZVOUS DEVICE THREADS`` reads one sample a line on stdin
-(:func:`request`), takes part in it, and answers with a line: ``{"done": true}`` or ``{"error": text}``; after
-an error it ends. Nothing that it computes leaves it but through the gang.
+(:func:`request`), takes part in it, and answers with a line: ``{"done": true, ...}`` or ``{"error": text}``;
+after an error it ends. Nothing that it computes leaves it but through the gang.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final, cast
@@ -68,8 +68,8 @@ class RankHost:
         return Path(self._restored) if self._restored else None
 
 
-def main() -> int:
-    """Serve samples until stdin ends or one fails."""
+def main(engine_of: Callable[[], Any] | None = None) -> int:
+    """Serve samples until stdin ends or one fails; ``engine_of`` makes another engine than the video one."""
     rank, size, threads = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[5])
     _die_with_parent()
     # what libraries print must not stand among the answers
@@ -82,18 +82,20 @@ def main() -> int:
     from jobs.video.payload import Generation
 
     torch.set_num_threads(threads)
+    answers.write(json.dumps({"ready": True}) + "\n")
     member = Member(rank, size, Path(sys.argv[3]), sys.argv[4])
-    engine = VideoEngine()
+    engine = (engine_of or VideoEngine)()
     engine.open(cast(Host, RankHost({}, None)))
     try:
         for data in _lines():
             host = RankHost(data["files"], data["restored"])
             try:
-                engine.follow(Generation.model_validate(data["generation"]), cast(Host, host), member)
+                told = engine.follow(Generation.model_validate(data["generation"]), cast(Host, host), member)
             except Exception as error:  # noqa: BLE001  the first rank raises it again
                 answers.write(json.dumps({"error": f"{type(error).__name__}: {error}"}) + "\n")
-                return 1
-            answers.write(json.dumps({"done": True}) + "\n")
+                # at once: an orderly end would wait in a collective that the first rank has not left
+                os._exit(1)
+            answers.write(json.dumps({"done": True, **told}) + "\n")
     finally:
         engine.close()
         member.close()

@@ -87,8 +87,10 @@ class Loop:
         def decoding() -> None:
             watch.denoised()
             self.stage[-1] = "decode"
-            if gang is not None and gang.rank:
-                raise Dismissed
+            if gang is not None:
+                gang.meeting = False
+                if gang.rank:
+                    raise Dismissed
             host.check()
 
         run = Run(
@@ -99,7 +101,7 @@ class Loop:
             stepped=stepped,
             decoding=decoding,
             cache=caching.schedule_of(generation),
-            spread=gang.forward if gang is not None and generation.guidance_split else None,
+            spread=gang.forward if gang is not None and gang.share == "guidance" else None,
             same_environment=strict,
         )
         with torch.no_grad():

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from jobs.pacing import own_pace
+
 torch: Any = importlib.import_module("torch")
 
 
@@ -81,7 +83,7 @@ def unpack(skeleton: Any, tensors: Mapping[str, Any], device: Any = "cpu") -> An
 
     def tensor(name: str, host: bool) -> Any:
         if (name, host) not in moved:
-            moved[name, host] = tensors[name].to("cpu" if host else device)
+            moved[name, host] = own_pace().taken(tensors[name], "cpu" if host else device)
         return moved[name, host]
 
     def walk(value: Any) -> Any:

@@ -13,7 +13,7 @@ from jobs.engine import TaskContext
 from jobs.fields import Model
 from jobs.video import gates
 from jobs.video.facts import Facts
-from jobs.video.families import Backend, Dtype, Family, SchedulerName, Task
+from jobs.video.families import Backend, Dtype, Family, SchedulerName, Share, Task
 from jobs.video.models import ModelFile
 from jobs.video.spec import Cache, Compile, Fit, Lora, Offload, Quantisation
 
@@ -84,8 +84,8 @@ class Generation(Model):
     offload: Offload = "none"
     vae_tiling: bool = False
     gpus: int = 1
-    guidance_split: bool = False
-    """With several GPUs: conditional and unconditional pass side by side; else the sequence is split."""
+    gang: Literal["auto"] | Share = "auto"
+    """With several GPUs: how they share (:mod:`jobs.video.gang_choice`)."""
 
     bits: Literal[8, 16] = 8
     """Bits a channel of the declared frames."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from farm.errors import DeviceUnavailable, NotInstalled, PermanentFailure
+from jobs.pacing import own_pace
 from jobs.video import schedulers
 from jobs.video.models import check_folder
 from jobs.video.payload import Generation
@@ -62,6 +63,12 @@ class Loaded:
         view.set_progress_bar_config(disable=True)
         self._place(view, generation)
         return view
+
+    def move(self, device: Any) -> None:
+        """All its weights to a device, at the pace that the plan gives."""
+        parts = self.pipeline.components.values()
+        own_pace().move([part for part in parts if isinstance(part, torch.nn.Module)], device)
+        self.pipeline.to(device, silence_dtype_warnings=True)
 
     def denoisers(self, generation: Generation) -> list[Any]:
         """The models that denoise, in order of use."""
@@ -121,6 +128,7 @@ def load(generation: Generation) -> Loaded:
         module.eval().requires_grad_(False)
         _refuse_missing(folder / name, module, f"{model.name}: {name}")
     if generation.offload == "none":
+        own_pace().move(modules.values(), device)
         pipeline.to(device)
     for name, module in modules.items():
         _refuse_not_finite(module, f"{model.name}: {name}")
@@ -133,6 +141,7 @@ def load(generation: Generation) -> Loaded:
             )
         for name, module in modules.items():
             if name not in model.facts.denoisers:
+                own_pace().move([module], device)
                 module.to(device)
     nbytes = sum(_nbytes(module) for module in modules.values())
     movable = (

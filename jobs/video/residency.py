@@ -64,7 +64,7 @@ class Residency:
         if not found.resident:
             with load_turn():
                 self._make_room(found.nbytes, on_device=True, keep=key)
-                found.pipeline.to(found.device)
+                found.move(found.device)
                 found.resident = True
         return found
 
@@ -101,7 +101,7 @@ class Residency:
 
     def _demote(self, loaded: Loaded) -> None:
         if loaded.movable:
-            loaded.pipeline.to("cpu", silence_dtype_warnings=True)
+            loaded.move("cpu")
             loaded.resident = False
         else:
             # it has hooks of its own that say where its weights are

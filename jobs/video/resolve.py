@@ -13,7 +13,7 @@ from typing import Any, Final
 from farm.errors import FieldFault, InvalidSpec
 from jobs.video import gates
 from jobs.video.facts import Facts
-from jobs.video.families import CUDA_ONLY, Counts, Defaults, Dtype, Task
+from jobs.video.families import CUDA_ONLY, RING_BACKENDS, Counts, Defaults, Dtype, Task
 from jobs.video.models import ModelVersion
 from jobs.video.payload import Generation, ModelRef
 from jobs.video.spec import Cache, Lora, Preset, Spec
@@ -119,7 +119,7 @@ def resolve(spec: Spec, version: ModelVersion) -> Generation:
         offload=spec.offload,
         vae_tiling=spec.vae_tiling,
         gpus=spec.gpus,
-        guidance_split=spec.guidance_split,
+        gang=spec.gang,
         bits=spec.bits or (16 if spec.preset == "final" else 8),
         checkpoint_every=min(steps, spec.checkpoint_every or _spacing(steps, cache)),
         preview=spec.preview,
@@ -285,12 +285,18 @@ def _check_machine_choices(spec: Spec, facts: Facts, faults: _Faults) -> None:
     if spec.gpus == 1:
         return
     record = facts.record()
-    if spec.guidance_split and not record.guidance_split:
+    if spec.gang == "guidance" and not record.guidance_split:
         faults.add(
-            "guidance_split",
+            "gang",
             f"{record.title} runs both passes as one batch, so there is nothing to split; leave it out",
         )
-    elif not spec.guidance_split and not record.context_parallel:
+    elif spec.gang == "ring" and spec.attention not in RING_BACKENDS:
+        faults.add(
+            "attention",
+            f"a ring merges partial results, which {spec.attention} does not give; take "
+            f"{' or '.join(RING_BACKENDS)}",
+        )
+    elif spec.gang != "guidance" and not record.context_parallel:
         faults.add("gpus", f"{record.title} has no context-parallel plan; nearest: 1")
     if spec.offload != "none":
         faults.add("offload", "several GPUs hold the weights; leave offload out, or set gpus to 1")

@@ -167,8 +167,12 @@ class Spec(Model):
     )
     vae_tiling: bool = Field(default=False, description="Decode in tiles: less memory, slower.")
     gpus: int = Field(default=1, ge=1, le=8, description="GPUs that work on one sample together.")
-    guidance_split: bool = Field(
-        default=False, description="Two GPUs: one with the prompt, one without; else the frames are split."
+    gang: Literal["auto", "guidance", "ulysses", "ring"] = Field(
+        default="auto",
+        description=(
+            "How several GPUs share a sample: guidance (two: one with the prompt, one without), or the "
+            "sequence, by heads (ulysses) or in a ring; auto takes the best for model and size."
+        ),
     )
 
     film: Film | None = Field(default=Film(), description="Film of each sample; null for frames alone.")
@@ -203,8 +207,10 @@ class Spec(Model):
             )
         if self.strength is not None and not self.video:
             raise fault("strength", "strength is for video to video; attach a video, or leave it out")
-        if self.guidance_split and self.gpus != 2:
-            raise fault("guidance_split", "the guidance split is for two GPUs; set gpus to 2")
+        if self.gang == "guidance" and self.gpus != 2:
+            raise fault("gang", "the guidance split is for two GPUs; set gpus to 2")
+        if self.gang != "auto" and self.gpus == 1:
+            raise fault("gang", f"one GPU has nobody to share with; set gpus to 2 for {self.gang}")
         if self.gpus > 1 and self.device != "cuda":
             raise fault("gpus", "several GPUs need device: cuda")
         return self

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from farm.errors import InvalidInput
 from gpu_pinning.placement import COPY_RATE
-from jobs.pacing import PIECE, VARIABLE, CopyPace
+from jobs.pacing import PIECE, VARIABLE, CopyPace, own_pace
 
 MIB = 2**20
 
@@ -84,3 +86,54 @@ def test_the_plan_says_the_rate(told: dict[str, str], rate: int) -> None:
 def test_a_rate_that_is_no_number_is_refused(text: str) -> None:
     with pytest.raises(InvalidInput, match=VARIABLE):
         CopyPace.of_environment({VARIABLE: text})
+
+
+class Taking(CopyPace):
+    """Moves nothing: says what was to be moved, and copies it where it is."""
+
+    taken_bytes = 0
+
+    def taken(self, tensor: Any, device: Any) -> Any:
+        self.taken_bytes += tensor.numel() * tensor.element_size()
+        return tensor.clone()
+
+
+def test_weights_and_buffers_go_at_the_pace_and_tied_ones_once() -> None:
+    torch = pytest.importorskip("torch")
+    first, second = torch.nn.Linear(4, 3, bias=False), torch.nn.Linear(4, 3, bias=False)
+    second.weight = first.weight
+    second.register_buffer("scale", torch.ones(5, dtype=torch.float64))
+    both = torch.nn.Sequential(first, second)
+    before = {name: value.clone() for name, value in both.state_dict().items()}
+    paced = Taking(1)
+    paced.move([both], torch.device("cuda", 0))
+    assert paced.taken_bytes == 4 * 3 * 4 + 5 * 8
+    assert all(torch.equal(value, before[name]) for name, value in both.state_dict().items())
+    assert first.weight is second.weight
+    paced.move([both], "cpu")
+    assert paced.taken_bytes == 4 * 3 * 4 + 5 * 8, "what is there already stays"
+    free = Taking(0)
+    free.move([both], torch.device("cuda", 0))
+    assert free.taken_bytes == 0
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_what_is_taken_keeps_its_values_and_the_rate_counts_it(transposed: bool) -> None:
+    torch = pytest.importorskip("torch")
+    source = torch.arange(6 * MIB, dtype=torch.float32).reshape(6, MIB)
+    source = source.t() if transposed else source
+    time = Time()
+    paced = pace(24 * MIB, time)
+    # anywhere but where it is: torch's device without memory takes shapes alone
+    assert paced.taken(source, "meta").shape == source.shape
+    next(iter(paced.spans(1, 1)))
+    # 24 MiB at 24 MiB/s: a second, whether by pieces or as one
+    assert sum(time.slept) == pytest.approx(1.0)
+    assert paced.taken(source, "cpu") is source
+
+
+def test_all_copies_of_a_process_share_one_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "5000")
+    assert own_pace() is own_pace() and own_pace().bytes_per_s == 5000
+    monkeypatch.delenv(VARIABLE)
+    assert own_pace().bytes_per_s == 0

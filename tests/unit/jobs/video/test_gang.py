@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from farm.errors import ParkRequested, PermanentFailure, TaskFailed
-from jobs.video import gang, payload
+from jobs.video import gang_choice, payload
 from jobs.video.engine import VideoEngine
 from tests.unit.jobs.local_host import LocalHost
 from tests.unit.jobs.video.making import VideoHost, host, spec, step_of, task_of
@@ -57,12 +57,12 @@ def test_the_guidance_split_gives_the_bits_of_one_device_and_survives_a_park(
 ) -> None:
     at = host(tmp_path / "two", park_at(2))
     with pytest.raises(ParkRequested):
-        make(engine, at, gpus=2, guidance_split=True)
+        make(engine, at, gpus=2, gang="guidance")
     assert not at.published
     pids = engine._gang.pids if engine._gang else []
     assert set(pids) < set(at.frozen_pids)
     at.on_check = None
-    assert np.array_equal(make(engine, at, gpus=2, guidance_split=True), alone)
+    assert np.array_equal(make(engine, at, gpus=2, gang="guidance"), alone)
     assert at.results["seed-5"][-1]["resumed_from"] == 2
     assert engine._gang is not None and engine._gang.pids == pids, "the ranks did not stay"
 
@@ -87,7 +87,7 @@ def test_a_rank_that_dies_fails_the_sample_and_leaves_a_slot_that_works(
 
     at.on_check = kill
     with pytest.raises((TaskFailed, RuntimeError)):
-        make(engine, at, gpus=2, guidance_split=True)
+        make(engine, at, gpus=2, gang="guidance")
     assert not at.published
     assert engine._gang is None
     assert np.array_equal(make(engine, host(tmp_path / "next")), alone)
@@ -98,14 +98,14 @@ def test_a_rank_that_dies_fails_the_sample_and_leaves_a_slot_that_works(
     [
         (
             "wan",
-            {"gpus": 2, "guidance_split": True, "guidance": 1.0},
-            r"^/guidance_split: guidance 1 makes one",
+            {"gpus": 2, "gang": "guidance", "guidance": 1.0},
+            r"^/gang: guidance 1 makes one",
         ),
-        ("cogvideox", {"gpus": 2, "guidance_split": True}, r"^/guidance_split: CogVideoX on two GPUs only"),
+        ("cogvideox", {"gpus": 2, "gang": "guidance"}, r"^/gang: CogVideoX shares no guidance on 2"),
         ("cogvideox", {"gpus": 2}, r"^/gpus: CogVideoX cannot split its sequence"),
     ],
 )
 def test_what_cannot_be_shared_is_refused(name: str, wish: dict[str, Any], text: str) -> None:
     generation = payload.read_step(step_of(spec(name)).payload).model_copy(update=wish)
     with pytest.raises(PermanentFailure, match=text):
-        gang.check_split(generation)
+        gang_choice.check(generation)

@@ -170,7 +170,7 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ("wan", {"offload": "model"}, "/spec/offload", "host memory anyway"),
     ("wan", {"quantisation": "fp8", "untested": True}, "/spec/quantisation", "take int8"),
     ("cog", {"gpus": 2, "device": "cuda"}, "/spec/gpus", "no context-parallel plan"),
-    ("ltx", {"gpus": 2, "device": "cuda", "guidance_split": True}, "/spec/guidance_split", "one batch"),
+    ("ltx", {"gpus": 2, "device": "cuda", "gang": "guidance"}, "/spec/gang", "one batch"),
     ("cog", {"max_sequence_length": 100}, "/spec/max_sequence_length", "nearest: 226"),
     ("wan", {"max_sequence_length": 513}, "/spec/max_sequence_length", "nearest: 512"),
     ("ltx", {"cache": {"kind": "pyramid", "interval": 2}}, "/spec/cache/kind", "first_block, taylorseer"),
