@@ -15,6 +15,23 @@ from jobs.encode.spec import Sequence
 OPTIONS: Final = ("frames", "film", "fps")
 
 
+def outputs_and_film(options: Mapping[str, Any]) -> dict[str, Any]:
+    """``outputs`` and ``film`` of a spec whose frames come first and may be filmed, from a command's options.
+
+    Raises :class:`farm.errors.InvalidInput` for a rate of no film.
+    """
+    spec: dict[str, Any] = {}
+    if "formats" in options:
+        spec["outputs"] = list(options["formats"])
+    if "film" in options:
+        spec["film"] = {"formats": list(options["film"])}
+        if "fps" in options:
+            spec["film"]["fps"] = options["fps"]
+    elif "fps" in options:
+        raise InvalidInput("--fps is the film's: ask for one with --film mp4")
+    return spec
+
+
 def build(
     source: Path, options: Mapping[str, Any], root: Path | None = None
 ) -> tuple[dict[str, Any], dict[str, Path]]:

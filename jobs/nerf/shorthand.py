@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from farm.errors import InvalidInput
+from jobs.encode.shorthand import outputs_and_film
 from jobs.nerf.names import is_junk, is_picture
 from jobs.nerf.sources import FILMS
 
@@ -33,15 +34,7 @@ def build(
         raise InvalidInput(f"{source} does not lie below --root {folder}") from None
     spec, files = _files(source.absolute(), name, folder)
     spec |= {field: options[key] for key, field in _PLAIN.items() if key in options}
-    if "formats" in options:
-        spec["outputs"] = list(options["formats"])
-    if "film" in options:
-        spec["film"] = {"formats": list(options["film"])}
-        if "fps" in options:
-            spec["film"]["fps"] = options["fps"]
-    elif "fps" in options:
-        raise InvalidInput("--fps is the film's: ask for one with --film mp4")
-    return spec, files
+    return spec | outputs_and_film(options), files
 
 
 def _files(source: Path, name: str, folder: Path) -> tuple[dict[str, Any], dict[str, Path]]:

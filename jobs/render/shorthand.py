@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from farm.errors import FieldFault, InvalidInput, TaskFailed
+from jobs.encode.shorthand import outputs_and_film
 from jobs.render.scene_paths import check_scene
 from jobs.render.spec import SCENE_SUFFIXES
 
@@ -52,15 +53,7 @@ def build(
     files = collect(source, root, allow_outside=bool(options.get("allow_outside")))
     spec: dict[str, Any] = {"scene": files.scene}
     spec |= {field: options[name] for name, field in _PLAIN.items() if name in options}
-    if "formats" in options:
-        spec["outputs"] = list(options["formats"])
-    if "film" in options:
-        spec["film"] = {"formats": list(options["film"])}
-        if "fps" in options:
-            spec["film"]["fps"] = options["fps"]
-    elif "fps" in options:
-        raise InvalidInput("--fps is the film's: ask for one with --film mp4")
-    return spec, files
+    return spec | outputs_and_film(options), files
 
 
 def collect(source: Path, root: Path | None = None, *, allow_outside: bool = False) -> Gathered:
