@@ -1,13 +1,15 @@
 """Who asks, and what they may do: a key in the Authorization header, or a browser session's cookie.
 
-Scopes: ``read`` looks; ``submit`` submits and commands one's own jobs; ``operate`` commands any job, nodes
-and pools; ``admin`` may everything, people and keys among it; ``worker`` is for node agents. A key of one
-project sees that project's things alone: all others are "not found".
+Scopes: ``read`` looks; ``submit`` submits, follows and commands one's own jobs; ``operate`` commands any job,
+nodes and pools; ``admin`` may everything, people and keys among it; ``worker`` is for node agents. A key of
+one project sees that project's things alone, and one that may submit and no more its user's jobs: all others
+are "not found".
 """
 
 from __future__ import annotations
 
 import hmac
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, NoReturn
 
@@ -64,6 +66,15 @@ class Principal:
     def sees(self, project_id: str | None) -> bool:
         """Whether things of this project are visible."""
         return self.project_id is None or self.project_id == project_id
+
+    @property
+    def own_alone(self) -> bool:
+        """Whether only its user's own jobs are visible."""
+        return not (self.may("read") or self.may("operate"))
+
+    def sees_job(self, job: Mapping[str, Any]) -> bool:
+        """Whether a job, with its ``project_id`` and ``user_id``, is visible."""
+        return self.sees(job["project_id"]) and (not self.own_alone or job["user_id"] == self.user_id)
 
     def require_command(self, job: dict[str, Any]) -> None:
         """Raise :class:`farm.errors.Forbidden` unless the caller may command this job."""
@@ -139,6 +150,8 @@ async def _principal(
 
 
 Reader = Annotated[Principal, Security(_principal, scopes=["read"])]
+Viewer = Annotated[Principal, Security(_principal, scopes=["read", "submit"])]
+"""May look at jobs and all that belongs to them: any with ``read``, one's own with ``submit``."""
 Submitter = Annotated[Principal, Security(_principal, scopes=["submit"])]
 Commander = Annotated[Principal, Security(_principal, scopes=["submit", "operate"])]
 """May command jobs: one's own with ``submit``, any with ``operate``."""

@@ -15,15 +15,16 @@ Row = dict[str, Any]
 def job(conn: sa.Connection, principal: Principal, job_id: str) -> Row:
     """A job; raises :class:`farm.errors.NotFound`."""
     found = jobs.get_job(conn, job_id)
-    if found is None or not principal.sees(found["project_id"]):
+    if found is None or not principal.sees_job(found):
         not_found("job", job_id)
     return found
 
 
 def _in_sight(conn: sa.Connection, principal: Principal, job_id: str) -> bool:
-    if principal.project_id is None:
+    if principal.project_id is None and not principal.own_alone:
         return True
-    return jobs.project_of(conn, [job_id]).get(job_id) == principal.project_id
+    owners = jobs.owners_of(conn, job_id)
+    return owners is not None and principal.sees_job(owners)
 
 
 def step(conn: sa.Connection, principal: Principal, step_id: str) -> Row:

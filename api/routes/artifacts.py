@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 
 from api import content, pages, visible
-from api.auth import Reader
+from api.auth import Viewer
 from api.models.common import Page
 from api.models.work import Artifact
 from api.pages import Cursor, Limit
@@ -25,7 +25,7 @@ def _artifact(row: dict[str, Any]) -> Artifact:
 
 @router.get("/jobs/{job_id}/artifacts", tags=["artifacts"])
 def list_artifacts(
-    job_id: str, use: Use, who: Reader, limit: Limit = pages.DEFAULT_LIMIT, cursor: Cursor = None
+    job_id: str, use: Use, who: Viewer, limit: Limit = pages.DEFAULT_LIMIT, cursor: Cursor = None
 ) -> Page[Artifact]:
     """Files that came out of a job besides frames, oldest first."""
     position = pages.decode("artifacts", cursor, [float, str])
@@ -37,7 +37,7 @@ def list_artifacts(
 
 
 @router.get("/artifacts/{artifact_id}", tags=["artifacts"])
-def read_artifact(artifact_id: str, use: Use, who: Reader) -> Artifact:
+def read_artifact(artifact_id: str, use: Use, who: Viewer) -> Artifact:
     """One artifact's record."""
     with use.db.read() as conn:
         return _artifact(visible.artifact(conn, who, artifact_id))
@@ -48,7 +48,7 @@ def read_artifact_content(
     request: Request,
     artifact_id: str,
     use: Use,
-    who: Reader,
+    who: Viewer,
     download: Annotated[bool, Query(description="Save it instead of showing it")] = False,
 ) -> Response:
     """The artifact's bytes, or a range of them, so that a film plays in a page."""

@@ -8,7 +8,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Path, Query, Request, Response
 
 from api import content, pages, thumbnails, visible
-from api.auth import Commander, Principal, Reader
+from api.auth import Commander, Principal, Viewer
 from api.models.common import Page
 from api.models.jobs import CurrentTake, CurrentTakeSet, RetakeMade, RetakeStep
 from api.models.work import Frame
@@ -84,7 +84,7 @@ def _list(
 def list_frames_of_job(
     job_id: str,
     use: Use,
-    who: Reader,
+    who: Viewer,
     step: StepName = None,
     state: FrameState = None,
     take: Take = None,
@@ -103,7 +103,7 @@ def list_frames_of_job(
 def list_frames_of_step(
     step_id: str,
     use: Use,
-    who: Reader,
+    who: Viewer,
     state: FrameState = None,
     take: Take = None,
     current: Current = None,
@@ -118,7 +118,7 @@ def list_frames_of_step(
 
 
 @router.get("/frames/{step_id}/{take}/{number}", tags=["frames"])
-def read_frame(step_id: str, take: TakePath, number: NumberPath, use: Use, who: Reader) -> Frame:
+def read_frame(step_id: str, take: TakePath, number: NumberPath, use: Use, who: Viewer) -> Frame:
     """One frame with its files."""
     with use.db.read() as conn:
         return frame_of_row(visible.frame(conn, who, step_id, take, number))
@@ -133,7 +133,7 @@ def read_thumbnail(
     take: TakePath,
     number: NumberPath,
     use: Use,
-    who: Reader,
+    who: Viewer,
     output: Annotated[str | None, Query(max_length=200, description="Which file; left out: the best")] = None,
     size: Annotated[int, Query(ge=16, le=1024, description="Longer side in pixels")] = 256,
     format: Annotated[thumbnails.Format, Query()] = "png",
@@ -165,7 +165,7 @@ def read_frame_file(
     number: NumberPath,
     output: str,
     use: Use,
-    who: Reader,
+    who: Viewer,
     download: Annotated[bool, Query(description="Save it instead of showing it")] = False,
 ) -> Response:
     """The bytes of one file of a frame, or a range of them."""

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from fastapi import APIRouter, Body, Query, Request, Response
 
 from api import pages, submitting, versions, visible
-from api.auth import Commander, Principal, Reader, Submitter
+from api.auth import Commander, Principal, Submitter, Viewer
 from api.idempotent import keep_answer
 from api.models.common import Page
 from api.models.jobs import SUBMIT_EXAMPLE, Job, JobChange, JobSubmit, Reason, Retake, RetakeMade, Validation
@@ -74,7 +74,7 @@ def validate_job(body: Submitted, use: Use, who: Submitter) -> Validation:
 @router.get("/jobs", tags=["jobs"])
 def list_jobs(
     use: Use,
-    who: Reader,
+    who: Viewer,
     state: Annotated[list[GroupState], Query(description="Repeat it for several states")] = [],  # noqa: B006
     project: Annotated[str | None, Query(max_length=200, description="Name or id")] = None,
     user: Annotated[str | None, Query(max_length=200, description="Name or id")] = None,
@@ -94,7 +94,7 @@ def list_jobs(
     limit: Limit = pages.DEFAULT_LIMIT,
     cursor: Cursor = None,
 ) -> Page[Job]:
-    """Jobs, newest first."""
+    """Jobs, newest first; for a key that may submit and no more, its user's."""
     position = pages.decode("jobs", cursor, [float, str])
     labels = []
     for text in label:
@@ -105,7 +105,7 @@ def list_jobs(
             raise invalid_parameter("query", "label", f"label {text[:80]!r}: no label has such a name")
         labels.append((name, value))
     with use.db.read() as conn:
-        project_id, user_id = who.project_id, None
+        project_id, user_id = who.project_id, who.user_id if who.own_alone else None
         if project is not None:
             found = people.find_project(conn, project)
             if found is None or not who.sees(found["id"]):
@@ -113,7 +113,7 @@ def list_jobs(
             project_id = found["id"]
         if user is not None:
             person = people.find_user(conn, user)
-            if person is None:
+            if person is None or (who.own_alone and person["id"] != who.user_id):
                 return Page[Job](items=[], next=None)
             user_id = person["id"]
         wanted = JobFilter(project_id, user_id, [s.value for s in state], kind, q, paused, labels, id)
@@ -123,7 +123,7 @@ def list_jobs(
 
 
 @router.get("/jobs/{job_id}", tags=["jobs"])
-def read_job(job_id: str, use: Use, who: Reader, response: Response) -> JobDetail:
+def read_job(job_id: str, use: Use, who: Viewer, response: Response) -> JobDetail:
     """One job with its steps and all that was submitted."""
     with use.db.read() as conn:
         found = detail(conn, visible.job(conn, who, job_id))
@@ -219,7 +219,7 @@ def retake_job(job_id: str, body: Retake, use: Use, who: Commander) -> RetakeMad
 
 @router.get("/jobs/{job_id}/why", tags=["jobs"])
 def why_job(
-    job_id: str, use: Use, who: Reader, limit: Limit = pages.DEFAULT_LIMIT, cursor: Cursor = None
+    job_id: str, use: Use, who: Viewer, limit: Limit = pages.DEFAULT_LIMIT, cursor: Cursor = None
 ) -> Page[Reason]:
     """What a job waits for; an empty list: nothing holds it."""
     with use.db.read() as conn:
@@ -229,7 +229,7 @@ def why_job(
 
 @router.get("/tasks/{task_id}/why", tags=["work"])
 def why_task(
-    task_id: str, use: Use, who: Reader, limit: Limit = pages.DEFAULT_LIMIT, cursor: Cursor = None
+    task_id: str, use: Use, who: Viewer, limit: Limit = pages.DEFAULT_LIMIT, cursor: Cursor = None
 ) -> Page[Reason]:
     """What a task waits for; an empty list: nothing holds it."""
     with use.db.read() as conn:

@@ -13,7 +13,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 
 from api import auth, content, sse, visible
-from api.auth import Principal, Reader
+from api.auth import Principal, Viewer
 from api.middleware.security_headers import CONTENT_POLICY
 from api.problems import invalid_parameter
 from api.route import FarmRoute
@@ -61,7 +61,7 @@ def read_log(
     request: Request,
     attempt_id: str,
     use: Use,
-    who: Reader,
+    who: Viewer,
     offset: Annotated[
         int | None, Query(ge=-(2**50), le=2**50, description="First byte; negative: from the end")
     ] = None,
@@ -158,7 +158,7 @@ async def follow_log(
     request: Request,
     attempt_id: str,
     use: Use,
-    who: Reader,
+    who: Viewer,
     offset: Annotated[int, Query(ge=-(2**50), le=2**50, description="Where to begin")] = 0,
     last_event_id: Annotated[
         str | None, Header(description="The last message's id, to go on after it")

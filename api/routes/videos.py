@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse
 from PIL import Image
 
 from api import content, submitting, video_request, visible
-from api.auth import Commander, Principal, Reader, Submitter, not_found
+from api.auth import Commander, Principal, Submitter, Viewer, not_found
 from api.idempotent import answered_once, keep_answer
 from api.models.videos import Status, Video, VideoDeleted, VideoError, VideoPage, request_body
 from api.problems import invalid_parameter
@@ -89,7 +89,7 @@ def _create(request: Request, use: Services, who: Principal, asked: Asked) -> Vi
 @router.get("/videos", tags=["videos"])
 def list_videos(
     use: Use,
-    who: Reader,
+    who: Viewer,
     after: Annotated[str | None, Query(max_length=48, description="The last id of the page before")] = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: Annotated[Literal["asc", "desc"], Query(description="By time of creation")] = "desc",
@@ -99,10 +99,11 @@ def list_videos(
         position = None
         if after is not None:
             before = jobs.get_job(conn, after)
-            if before is None or not who.sees(before["project_id"]):
+            if before is None or not who.sees_job(before):
                 raise invalid_parameter("query", "after", f"there is no video {after!r}")
             position = [before["created_at"], before["id"]]
-        wanted = JobFilter(project_id=who.project_id, kind="video")
+        own = who.user_id if who.own_alone else None
+        wanted = JobFilter(who.project_id, own, kind="video")
         rows = jobs.list_jobs(conn, wanted, position, limit + 1, ascending=order == "asc")
         found = _videos(conn, rows[:limit])
     return VideoPage(
@@ -114,7 +115,7 @@ def list_videos(
 
 
 @router.get("/videos/{video_id}", tags=["videos"])
-def read_video(video_id: str, use: Use, who: Reader) -> Video:
+def read_video(video_id: str, use: Use, who: Viewer) -> Video:
     """One video: how far it is, and why it failed."""
     with use.db.read() as conn:
         return _videos(conn, [_video_job(conn, who, video_id)])[0]
@@ -141,7 +142,7 @@ def read_video_content(
     request: Request,
     video_id: str,
     use: Use,
-    who: Reader,
+    who: Viewer,
     variant: Annotated[
         Literal["video", "thumbnail", "spritesheet"],
         Query(description="The film, its middle frame, or sixteen frames on one sheet"),
@@ -213,7 +214,7 @@ def _sheet(pictures: list[Path]) -> bytes:
 
 def _video_job(conn: sa.Connection, who: Principal, video_id: str) -> dict[str, Any]:
     found = jobs.get_job(conn, video_id)
-    if found is None or not who.sees(found["project_id"]) or found["kind"] != "video":
+    if found is None or not who.sees_job(found) or found["kind"] != "video":
         not_found("video", video_id)
     return found
 

@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from api import content, pages, visible
-from api.auth import Reader
+from api.auth import Viewer
 from api.middleware.security_headers import CONTENT_POLICY
 from api.models.common import Page
 from api.models.work import Attempt, Step, Task
@@ -30,7 +30,7 @@ _TASK_KEY = ("step_position", "take", "position")
 
 @router.get("/jobs/{job_id}/steps", tags=["work"])
 def list_steps(
-    job_id: str, use: Use, who: Reader, limit: Limit = pages.DEFAULT_LIMIT, cursor: Cursor = None
+    job_id: str, use: Use, who: Viewer, limit: Limit = pages.DEFAULT_LIMIT, cursor: Cursor = None
 ) -> Page[Step]:
     """The steps of a job, in order."""
     position = pages.decode("steps", cursor, [int])
@@ -42,7 +42,7 @@ def list_steps(
 
 
 @router.get("/steps/{step_id}", tags=["work"])
-def read_step(step_id: str, use: Use, who: Reader) -> Step:
+def read_step(step_id: str, use: Use, who: Viewer) -> Step:
     """One step."""
     with use.db.read() as conn:
         return Step.model_validate(visible.step(conn, who, step_id))
@@ -52,7 +52,7 @@ def read_step(step_id: str, use: Use, who: Reader) -> Step:
 def list_tasks_of_job(
     job_id: str,
     use: Use,
-    who: Reader,
+    who: Viewer,
     state: States = [],  # noqa: B006 - FastAPI copies defaults
     step: StepName = None,
     take: Take = None,
@@ -75,7 +75,7 @@ def list_tasks_of_job(
 def list_tasks_of_step(
     step_id: str,
     use: Use,
-    who: Reader,
+    who: Viewer,
     state: States = [],  # noqa: B006 - FastAPI copies defaults
     take: Take = None,
     limit: Limit = pages.DEFAULT_LIMIT,
@@ -93,7 +93,7 @@ def list_tasks_of_step(
 
 
 @router.get("/tasks/{task_id}", tags=["work"])
-def read_task(task_id: str, use: Use, who: Reader) -> Task:
+def read_task(task_id: str, use: Use, who: Viewer) -> Task:
     """One task."""
     with use.db.read() as conn:
         return Task.model_validate(visible.task(conn, who, task_id))
@@ -109,7 +109,7 @@ def read_task(task_id: str, use: Use, who: Reader) -> Task:
     },
     response_class=Response,
 )
-def read_preview(request: Request, task_id: str, use: Use, who: Reader) -> Response:
+def read_preview(request: Request, task_id: str, use: Use, who: Viewer) -> Response:
     """A picture of a task's work in progress; it is gone when the attempt has ended."""
     with use.db.read() as conn:
         found = visible.task(conn, who, task_id)
@@ -130,7 +130,7 @@ def read_preview(request: Request, task_id: str, use: Use, who: Reader) -> Respo
 def list_attempts_of_job(
     job_id: str,
     use: Use,
-    who: Reader,
+    who: Viewer,
     state: AttemptStates = [],  # noqa: B006 - FastAPI copies defaults
     limit: Limit = pages.DEFAULT_LIMIT,
     cursor: Cursor = None,
@@ -148,7 +148,7 @@ def list_attempts_of_job(
 def list_attempts_of_task(
     task_id: str,
     use: Use,
-    who: Reader,
+    who: Viewer,
     state: AttemptStates = [],  # noqa: B006 - FastAPI copies defaults
     limit: Limit = pages.DEFAULT_LIMIT,
     cursor: Cursor = None,
@@ -163,7 +163,7 @@ def list_attempts_of_task(
 
 
 @router.get("/attempts/{attempt_id}", tags=["work"])
-def read_attempt(attempt_id: str, use: Use, who: Reader) -> Attempt:
+def read_attempt(attempt_id: str, use: Use, who: Viewer) -> Attempt:
     """One attempt: how it ended, where its time went, what it used."""
     with use.db.read() as conn:
         return Attempt.model_validate(visible.attempt(conn, who, attempt_id))

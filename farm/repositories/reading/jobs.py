@@ -101,6 +101,13 @@ def project_of(conn: sa.Connection, job_ids: Iterable[str]) -> dict[str, str]:
     return {row.id: row.project_id for row in conn.execute(query)}
 
 
+def owners_of(conn: sa.Connection, job_id: str) -> Row | None:
+    """The ``project_id`` and ``user_id`` of a job."""
+    query = sa.select(t.jobs.c.project_id, t.jobs.c.user_id).where(t.jobs.c.id == job_id)
+    found = conn.execute(query).mappings().first()
+    return dict(found) if found is not None else None
+
+
 def list_steps(
     conn: sa.Connection, job_id: str, position: Sequence[Any] | None = None, limit: int = 10_000
 ) -> list[Row]:

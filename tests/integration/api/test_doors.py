@@ -71,7 +71,7 @@ def test_loopback_is_not_trusted(farm: Farm) -> None:
     ("scope", "allowed", "refused"),
     [
         ("read", [("GET", "/v1/jobs")], [("POST", "/v1/jobs"), ("POST", "/v1/nodes/n/drain")]),
-        ("submit", [("POST", "/v1/jobs/validate")], [("GET", "/v1/jobs"), ("POST", "/v1/users")]),
+        ("submit", [("POST", "/v1/jobs/validate"), ("GET", "/v1/jobs")], [("GET", "/v1/nodes")]),
         ("operate", [], [("POST", "/v1/jobs"), ("GET", "/v1/keys"), ("POST", "/v1/projects")]),
         ("worker", [("GET", "/v1/kinds")], [("GET", "/v1/jobs"), ("POST", "/v1/jobs"), ("GET", "/v1/keys")]),
     ],
@@ -94,6 +94,35 @@ def test_a_submitter_commands_its_own_jobs_and_an_operator_any(farm: Farm) -> No
     problem(farm.as_("submit", "read", user="ada").post(path), 403, "forbidden")
     assert farm.as_("submit", user="ben").post(path).status_code == 200
     assert farm.as_("operate", user="ada").post(f"/v1/jobs/{job['id']}/resume").status_code == 200
+
+
+def test_a_key_that_may_only_submit_follows_its_own_jobs_and_no_others(farm: Farm) -> None:
+    _, slot_id = farm.slot()
+    ben = farm.as_("submit", user="ben")
+    mine, theirs = farm.submit(ben, name="mine"), farm.submit(name="theirs")
+    paths: dict[str, list[str]] = {}
+    for job in (mine, theirs):
+        job_id, step_id = job["id"], job["steps"][0]["id"]
+        task = farm.claim(slot_id, job_id)[0]
+        farm.finish(slot_id, task, [farm.picture(1), farm.picture(2)])
+        paths[job["name"]] = [
+            f"/v1/jobs/{job_id}", f"/v1/jobs/{job_id}/steps", f"/v1/jobs/{job_id}/tasks",
+            f"/v1/jobs/{job_id}/why", f"/v1/jobs/{job_id}/attempts", f"/v1/jobs/{job_id}/frames",
+            f"/v1/jobs/{job_id}/artifacts", f"/v1/steps/{step_id}", f"/v1/steps/{step_id}/frames",
+            f"/v1/tasks/{task.task_id}", f"/v1/tasks/{task.task_id}/why", f"/v1/tasks/{task.task_id}/preview",
+            f"/v1/attempts/{task.attempt_id}", f"/v1/frames/{step_id}/1/1",
+            f"/v1/frames/{step_id}/1/1/probe.png", f"/v1/frames/{step_id}/1/1/thumbnail",
+        ]  # fmt: skip
+    for own, other in zip(paths["mine"], paths["theirs"], strict=True):
+        assert ben.get(own).status_code in (200, 204), own
+        problem(ben.get(other), 404, "not-found")
+        assert farm.call.get(other).status_code in (200, 204), other
+    assert [job["name"] for job in ben.get("/v1/jobs").json()["items"]] == ["mine"]
+    assert ben.get("/v1/jobs", params={"user": "ada"}).json()["items"] == []
+    problem(ben.post(f"/v1/jobs/{theirs['id']}/cancel"), 404, "not-found")
+    assert ben.post(f"/v1/jobs/{mine['id']}/cancel").status_code == 200
+    for path in ("/v1/nodes", "/v1/slots", "/v1/buffers", "/v1/events"):
+        problem(ben.get(path), 403, "forbidden")
 
 
 def test_a_key_of_one_project_sees_that_project_alone(farm: Farm) -> None:
