@@ -175,8 +175,8 @@ class Settings(BaseSettings):
 
     @property
     def previews(self) -> Path:
-        """Folder of pictures of work in progress, one a task; beside the logs, so that the API sees it."""
-        return self.data / "previews"
+        """Folder of pictures of work in progress, one a task: beside the logs, where a fleet sees it."""
+        return self.logs.with_name("previews")
 
     @property
     def stillness(self) -> Path:

@@ -34,8 +34,10 @@ def test_a_value_of_the_wrong_type_names_the_variable(monkeypatch: pytest.Monkey
         ("s3://bucket/farm", "/data/logs"),
     ],
 )
-def test_logs_follow_a_store_that_is_a_folder(store_url: str, logs: str) -> None:
-    assert Settings(data=Path("/data"), store_url=store_url).logs == Path(logs)
+def test_logs_and_previews_follow_a_store_that_is_a_folder(store_url: str, logs: str) -> None:
+    settings = Settings(data=Path("/data"), store_url=store_url)
+    assert settings.logs == Path(logs)
+    assert settings.previews == Path(logs).parent / "previews", "an API on another machine shows them"
 
 
 def test_tests_read_nothing_of_the_home_folder() -> None:
