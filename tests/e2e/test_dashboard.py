@@ -223,6 +223,28 @@ def test_a_scene_is_submitted_from_the_page_and_bad_fields_are_marked(
     expect(page.locator(".overall .state")).to_have_text("done")
 
 
+def test_time_left_is_the_farms_own_estimate(page: Page) -> None:
+    page.goto("/jobs")
+    shown = page.evaluate(
+        """async (jobs) => {
+            const script = document.querySelector("script[type=module][src]").src;
+            const { secondsLeft } = await import(new URL("/static/js/work.js", script).href);
+            return jobs.map(secondsLeft);
+        }""",
+        [
+            {"state": "running", "eta_s": 7200.0, "frames_total": 10, "frames_done": 9, **_begun()},
+            {"state": "running", "eta_s": None, "frames_total": 10, "frames_done": 9, **_begun()},
+            {"state": "running", "eta_s": 60.0, "paused": True, **_begun()},
+            {"state": "done", "eta_s": 60.0, **_begun()},
+        ],
+    )
+    assert shown == [7200.0, None, None, None]
+
+
+def _begun() -> dict[str, Any]:
+    return {"started_at": "2026-01-01T00:00:00Z", "tasks": {"done": 0, "ready": 1}}
+
+
 def test_machines_and_buffers_are_shown(page: Page) -> None:
     page.goto("/machines")
     expect(page.get_by_role("cell", name="cpu-0")).to_be_visible()

@@ -19,14 +19,8 @@ export function badShare(work) {
   return all ? badTasks(work) / all : 0;
 }
 
-/** Seconds left, or null before it can be said. */
-export function secondsLeft(work) {
-  if (hasEnded(work) || work.paused || !work.started_at) return null;
-  const done = progress(work);
-  // by frames, which move more often than tasks; the farm's figure where it makes none or has just begun
-  if (!work.frames_total || done < 0.04 || done >= 1) return work.eta_s;
-  return ((Date.now() - Date.parse(work.started_at)) / 1000) * (1 - done) / done;
-}
+/** Seconds left as the farm estimates them, or null before it can. */
+export const secondsLeft = (work) => (hasEnded(work) || work.paused ? null : work.eta_s);
 
 /** What to call the job's state: a paused or cancelling job says so. */
 export function shownState(job) {
