@@ -247,10 +247,23 @@ def test_splats_are_exported_in_layouts_that_others_read(files: dict[str, Path],
     assert np.array_equal(np.stack([rows[c] for c in "xyz"], 1), tensors["field.means"])
     assert np.array_equal(rows["f_rest_8"], tensors["field.shN"][:, 0, 1])
     assert np.allclose(sum(rows[f"rot_{i}"] ** 2 for i in range(4)), 1.0, atol=1e-5)
-    packed = read_spz(host.artifacts["splats.spz"][0])
+    import gsply
+
+    packed = gsply.read_spz(str(host.artifacts["splats.spz"][0]))
+    assert np.array_equal(packed.means, read_spz(host.artifacts["splats.spz"][0])["means"].astype(np.float32))
+    packed = {name: getattr(packed, name) for name in ("means", "scales", "quats", "opacities", "sh0", "shN")}
     assert np.abs(packed["means"] - tensors["field.means"]).max() <= 0.5 / 4096 + 1e-6
     # a step of a logarithm of a scale is 1/16
     assert np.abs(packed["scales"] - tensors["field.scales"]).max() <= 0.5 / 16 + 1e-5
+    # colours in steps of 1/255 over 0.15, opacities of 1/255, harmonics kept to 5 and 4 bits
+    assert (
+        np.abs(packed["sh0"].reshape(count, 3) - tensors["field.sh0"][:, 0]).max() <= 0.5 / 255 / 0.15 + 1e-4
+    )
+    solid = [1 / (1 + np.exp(-values)) for values in (packed["opacities"], tensors["field.opacities"])]
+    assert np.abs(solid[0] - solid[1]).max() <= 0.5 / 255 + 1e-4
+    assert np.abs(packed["shN"] - tensors["field.shN"]).max() <= 8 / 128 + 1 / 128
+    own = tensors["field.quats"] / np.linalg.norm(tensors["field.quats"], axis=1, keepdims=True)
+    assert np.abs((packed["quats"] * own).sum(1)).min() > 0.995
     assert host.artifacts["splats.spz"][0].stat().st_size < host.artifacts["splats.ply"][0].stat().st_size / 4
     assert host.results["evaluate"][0]["mean"]["psnr"] > 14.0
 
