@@ -30,6 +30,11 @@ _LOW_SPACE = 10 << 30
 # NVIDIA's release notes: the oldest Linux driver that runs each CUDA major (minor version compatibility).
 _DRIVER_FOR_CUDA = {"11": 450, "12": 525, "13": 580}
 
+_LIMIT_BANDWIDTH = (
+    "mkdir /sys/fs/resctrl/farm; echo 'MB:0=50' > /sys/fs/resctrl/farm/schemata; "
+    "for t in /proc/PID/task/*; do echo ${t##*/} > /sys/fs/resctrl/farm/tasks; done (for each slot's PID)"
+)
+
 
 class DoctorFinding(Part):
     """One thing that was looked at."""
@@ -48,6 +53,7 @@ def examine(
     """Findings that follow from what the machine has. Pure."""
     found = [_metal(machine), _container(machine), *_cgroups(machine), _device_fence(machine)]
     found += [_governor(machine), _smt(machine), _hugepages(machine), _balancing(machine), _gpus(machine)]
+    found += _bandwidth(machine)
     if plan is not None:
         found += [_interrupts(plan), *_sharing(plan), *_neighbours(plan, observed)]
     return tuple(found)
@@ -195,6 +201,25 @@ def _balancing(machine: Topology) -> DoctorFinding:
         "the kernel unmaps pages to watch them, and moves them: hiccups in decode and in pinned buffers",
         "sysctl -w kernel.numa_balancing=0",
     )
+
+
+def _bandwidth(machine: Topology) -> list[DoctorFinding]:
+    """Cores of one's own leave the memory shared; some processors can limit who takes how much of it."""
+    what = "memory bandwidth by group (resctrl): "
+    match machine.kernel.bandwidth_limits:
+        case None:
+            return []
+        case "none":
+            return [_find("memory-bandwidth", "ok", what + "this processor, or hypervisor, sets no limits")]
+        case "ready":
+            state, mend = "can be limited; the farm sets no limit by itself", _LIMIT_BANDWIDTH
+        case "not mounted":
+            state, mend = "could be limited, but is not mounted", "mount -t resctrl resctrl /sys/fs/resctrl"
+        case _:
+            state = "the processor could limit it, the kernel cannot"
+            mend = "run a kernel with CONFIG_X86_CPU_RESCTRL"
+    effect = "farm work on cores of its own still shares it with a decode that the host limits"
+    return [_find("memory-bandwidth", "note", what + state, effect, mend)]
 
 
 def _gpus(machine: Topology) -> DoctorFinding:

@@ -186,6 +186,8 @@ class KernelFlags(Part):
     smt: str | None = None
     transparent_hugepages: str | None = None
     numa_balancing: bool | None = None
+    bandwidth_limits: Literal["ready", "not mounted", "not in kernel", "none"] | None = None
+    """Whether memory bandwidth can be limited by group (resctrl): ``none`` where the processor cannot."""
 
 
 class Topology(Part):

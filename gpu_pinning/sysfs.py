@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import Literal
 
 from gpu_pinning import cpulist, files
 from gpu_pinning.errors import TopologyError
@@ -177,7 +178,23 @@ def read_kernel(root: Path) -> KernelFlags:
         smt=files.read(cpu / "smt/control"),
         transparent_hugepages=thp[1] if thp else None,
         numa_balancing=None if balancing is None else balancing != 0,
+        bandwidth_limits=read_bandwidth_limits(root),
     )
+
+
+def read_bandwidth_limits(root: Path) -> Literal["ready", "not mounted", "not in kernel", "none"] | None:
+    """Whether memory bandwidth can be limited by group (Documentation/filesystems/resctrl.rst).
+
+    ``None`` where the processor does not tell its flags.
+    """
+    if (root / "sys/fs/resctrl/info/MB").is_dir():
+        return "ready"
+    flags = re.search(r"^flags\s*:(.*)$", files.read(root / "proc/cpuinfo") or "", re.MULTILINE)
+    if flags is None:
+        return None
+    if "mba" not in flags[1].split():
+        return "none"
+    return "not mounted" if "resctrl" in (files.read(root / "proc/filesystems") or "") else "not in kernel"
 
 
 def allowed(root: Path) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -11,9 +11,10 @@ import pytest
 
 from gpu_pinning.doctor import DoctorFinding, examine, exit_code, live_findings, torch_build, torch_finding
 from gpu_pinning.placement import make_plan
+from gpu_pinning.sysfs import read_kernel
 from gpu_pinning.texts import doctor_text
 from gpu_pinning.wishes import Wishes
-from tests.unit.gpu_pinning.trees import RECORDED, recorded
+from tests.unit.gpu_pinning.trees import RECORDED, put, recorded
 
 
 def by_check(findings: tuple[DoctorFinding, ...]) -> dict[str, DoctorFinding]:
@@ -61,6 +62,32 @@ def test_numa_balancing_is_found_where_there_are_nodes() -> None:
     kernel = machine.kernel.model_copy(update={"numa_balancing": True})
     finding = by_check(examine(machine.model_copy(update={"kernel": kernel})))["numa-balancing"]
     assert (finding.level, finding.mend) == ("warn", "sysctl -w kernel.numa_balancing=0")
+
+
+@pytest.mark.parametrize(
+    ("files", "have", "level", "word"),
+    [
+        ({"sys/fs/resctrl/info/MB/min_bandwidth": "10"}, "ready", "note", "schemata"),
+        ({"proc/cpuinfo": "flags\t\t: fpu mba", "proc/filesystems": "nodev\tresctrl"},
+         "not mounted", "note", "mount -t resctrl"),
+        ({"proc/cpuinfo": "flags\t\t: fpu mba", "proc/filesystems": "nodev\tsysfs"},
+         "not in kernel", "note", "CONFIG_X86_CPU_RESCTRL"),
+        ({"proc/cpuinfo": "flags\t\t: fpu sse2"}, "none", "ok", ""),
+    ],
+)  # fmt: skip
+def test_it_is_said_whether_memory_bandwidth_can_be_limited(
+    tmp_path: Path, files: dict[str, str], have: str, level: str, word: str
+) -> None:
+    for path, text in files.items():
+        put(tmp_path, path, text)
+    kernel = read_kernel(tmp_path)
+    assert kernel.bandwidth_limits == have
+    finding = by_check(examine(recorded("laptop").model_copy(update={"kernel": kernel})))["memory-bandwidth"]
+    assert finding.level == level and word in finding.mend
+
+
+def test_a_processor_that_tells_no_flags_is_not_judged() -> None:
+    assert "memory-bandwidth" not in by_check(examine(recorded("laptop")))
 
 
 def test_an_unfenced_neighbour_and_its_interrupts_are_found() -> None:
