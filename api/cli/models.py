@@ -13,7 +13,7 @@ from api.cli.door import connect
 from api.cli.gate import gate
 from api.cli.terminal import Json, print_json, table
 from api.cli.text import ago, size
-from jobs.video.folder import inspect
+from jobs.video.folder import inspect, place_of
 from jobs.video.models import ModelFile, ModelVersion, body_of, check_folder
 
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ def list_models(
 def add(
     name: Annotated[str, typer.Argument(help="How jobs call it, such as wan2.1-1.3b.")],
     folder: Annotated[
-        Path, typer.Argument(help="A diffusers pipeline folder, at the same path on every node.")
+        str,
+        typer.Argument(help="A diffusers pipeline folder or its file:// address, the same on every node."),
     ],
     allow_remote_code: Annotated[
         bool,
@@ -57,7 +58,7 @@ def add(
     json: Json = False,
 ) -> None:
     """Add a model, or a new version of one. Its files are hashed here; they stay where they are."""
-    version = find(name, folder, remote_code=allow_remote_code)
+    version = find(name, place_of(folder), remote_code=allow_remote_code)
     with connect() as farm:
         made = farm.add_model(body_of(version))
     if json:

@@ -314,7 +314,7 @@ class VideoEngine:
             yield None
             return
         if "preview" not in loaded.notes:
-            loaded.notes["preview"] = preview.fit(vae)
+            loaded.notes["preview"] = preview.painter(vae, film.generation)
         if loaded.notes["preview"] is None:
             yield None
             return

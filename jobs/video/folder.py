@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import unquote
 
 from farm.errors import InvalidInput
 from jobs.video.family_facts import facts_of
@@ -15,6 +16,8 @@ from jobs.video.safetensors_header import read_header
 INDEX: Final = "model_index.json"
 SETTINGS: Final = "settings.json"
 """A folder's own recommendation (:class:`jobs.video.facts.SavedDefaults`)."""
+TINY_DECODER: Final = "tiny_decoder.safetensors"
+"""Weights of a decoder for previews (:mod:`jobs.video.tiny_decoder`)."""
 _PICKLES: Final = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
 _LEFT_OUT: Final = _PICKLES | {".msgpack", ".h5", ".onnx", ".py", ".pyc", ".lock", ".gguf", ".md"}
 _LIBRARIES: Final = frozenset({"diffusers", "transformers"})
@@ -65,6 +68,10 @@ def inspect(
     if saved is not None:
         files.add(folder / SETTINGS)
     weights = [path for path in files if path.suffix == WEIGHTS]
+    if (folder / TINY_DECODER).is_file():
+        # for previews alone: not among the weights that a slot must find room for
+        _check_tiny_decoder(folder / TINY_DECODER)
+        files.add(folder / TINY_DECODER)
     facts = facts_of(
         index, {part: cls for part, (_, cls) in components.items()}, configs, saved, parameters,
         weight_bytes=sum(path.stat().st_size for path in weights), remote_code=bool(own),
@@ -83,6 +90,22 @@ def inspect(
         files=listed,
         facts=facts,
     )
+
+
+def place_of(address: str) -> Path:
+    """The folder that a path or a ``file:///…`` address names: the stores that the farm reads are folders.
+
+    Raises :class:`farm.errors.InvalidInput` for any other address.
+    """
+    scheme, separator, rest = address.partition("://")
+    if not separator:
+        return Path(address)
+    if scheme != "file" or not rest.startswith("/"):
+        raise InvalidInput(
+            f"{address}: models are read from folders that every node sees; give a path or file:///path "
+            "(mount the store, or copy the pipeline's folder out of it)"
+        )
+    return Path(unquote(rest))
 
 
 def _json(folder: Path, path: str) -> dict[str, Any]:
@@ -150,6 +173,16 @@ def _check_component(folder: Path, part: str, cls: str) -> int | None:
             header = read_header(file, f"{part}/{name}")
         count += sum(tensor.count for tensor in header.tensors.values())
     return count
+
+
+def _check_tiny_decoder(path: Path) -> None:
+    with path.open("rb") as file:
+        tensors = read_header(file, path.name).tensors
+    missing = [name for name in ("decoder.1.weight", "decoder.22.weight") if name not in tensors]
+    if missing:
+        raise InvalidInput(
+            f"{path.name} is no TAEHV decoder: it has no {missing[0]}; take it out of the folder"
+        )
 
 
 def _weight_files(folder: Path, part: str) -> list[str]:

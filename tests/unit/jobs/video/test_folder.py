@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from farm.errors import InvalidInput, PermanentFailure
-from jobs.video.folder import inspect
+from jobs.video.folder import inspect, place_of
 from jobs.video.models import check_folder
 from tests.kinds import model_folders as made
 
@@ -251,3 +251,11 @@ def test_a_version_whose_folder_changed_is_noticed(tmp_path: Path) -> None:
     weights.unlink()
     with pytest.raises(PermanentFailure, match=r"is not what was added: vae/.*No such file"):
         check_folder(folder, found.files, hashes=False)
+
+
+def test_a_folder_is_named_by_a_path_or_by_its_file_address_and_other_stores_are_refused() -> None:
+    assert place_of("models/wan") == Path("models/wan")
+    assert place_of("file:///mnt/models/a%20b") == Path("/mnt/models/a b")
+    for address in ("s3://bucket/wan", "file://host/wan", "https://example.org/wan"):
+        with pytest.raises(InvalidInput, match="give a path or file:///path"):
+            place_of(address)
