@@ -160,7 +160,11 @@ def machine(**fields: Any) -> Topology:
         "allowed_cpus": cpus,
         "allowed_nodes": tuple(node.id for node in fields["nodes"]),
         "kernel": KernelFlags(
-            release="6.8.0-60-generic", smt="on", transparent_hugepages="madvise", numa_balancing=False
+            release="6.8.0-60-generic",
+            smt="on",
+            transparent_hugepages="madvise",
+            numa_balancing=False,
+            bandwidth_limits="not mounted",
         ),
         "pci": (),
         "nvml": "ok",
@@ -343,7 +347,11 @@ def virtual_machine() -> Topology:
     cores, caches, node_cpus = processors(sockets=1, cores=16, threads=1, per_llc=16)
     gpus = [gpu("virtual-machine", 0, "NVIDIA H200", "0000:00:06.0", 141)]
     kernel = KernelFlags(
-        release="6.1.0-cloud", smt="notsupported", transparent_hugepages="always", numa_balancing=False
+        release="6.1.0-cloud",
+        smt="notsupported",
+        transparent_hugepages="always",
+        numa_balancing=False,
+        bandwidth_limits="none",
     )
     return machine(
         hypervisor="kvm",
@@ -424,7 +432,11 @@ def laptop() -> Topology:
         cuda=None,
         governors=(Governor(name="powersave", cpus=tuple(range(20))),),
         kernel=KernelFlags(
-            release="6.12.0-arch1", smt="on", transparent_hugepages="always", numa_balancing=False
+            release="6.12.0-arch1",
+            smt="on",
+            transparent_hugepages="always",
+            numa_balancing=False,
+            bandwidth_limits="none",
         ),
         cgroups=refused("Permission denied"),
         device_fence="user-namespace",

@@ -80,7 +80,11 @@ def write_tree(machine: Topology, root: Path) -> None:
     put(root, "proc/sys/kernel/numa_balancing", int(bool(machine.kernel.numa_balancing)))
     put(root, "proc/sys/kernel/osrelease", machine.kernel.release)
     hypervisor = machine.hypervisor != "none"
-    put(root, "proc/cpuinfo", f"processor : 0\nflags\t\t: fpu vme{' hypervisor' if hypervisor else ''} sse2")
+    limits = machine.kernel.bandwidth_limits
+    flags = ["fpu", "vme", *(["hypervisor"] if hypervisor else []), "sse2"]
+    flags += ["mba"] if limits in ("not mounted", "not in kernel") else []
+    put(root, "proc/cpuinfo", f"processor : 0\nflags\t\t: {' '.join(flags)}")
+    put(root, "proc/filesystems", "nodev\tresctrl" if limits == "not mounted" else "nodev\tsysfs")
     if machine.hypervisor not in (None, "none"):
         put(root, "sys/hypervisor/type", machine.hypervisor)
     if machine.container == "docker":
