@@ -11,12 +11,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from jobs.video import caching
 from jobs.video.payload import Generation
 from jobs.video.pipelines import Loaded
 
 torch: Any = importlib.import_module("torch")
+
+_MOST_SHAPES: Final = 64
+"""Shapes that one process compiles a block for."""
 
 
 def compile_key(generation: Generation, device: Any) -> dict[str, Any]:
@@ -35,6 +39,10 @@ def compile_key(generation: Generation, device: Any) -> dict[str, Any]:
         "attention": generation.attention,
         "loras": len(generation.loras),
         "shape": [generation.frames, generation.height, generation.width],
+        # some families run both passes as one batch, and hooks of caches are compiled into the blocks
+        "guided": generation.guidance > 1,
+        "text": generation.max_sequence_length,
+        "cache": generation.cache.kind if generation.cache and caching.hooked(generation) else None,
     }
 
 
@@ -55,9 +63,20 @@ def prepare(loaded: Loaded, generation: Generation, denoisers: list[Any]) -> str
     os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")
     if "compiled" not in loaded.notes:
         for denoiser in denoisers:
-            denoiser.compile_repeated_blocks()
+            compile_blocks(denoiser)
         loaded.notes["compiled"] = set()
     return digest
+
+
+def compile_blocks(denoiser: Any, **options: Any) -> None:
+    """Let torch compile a denoiser's repeated blocks, each shape for itself.
+
+    Left to itself torch makes kernels for any shape once it has seen two: a film's bits would hang on the
+    films that the slot made before. And beyond eight shapes it would stop compiling, without a word.
+    """
+    limits = importlib.import_module("torch._dynamo.config")
+    limits.recompile_limit = max(limits.recompile_limit, _MOST_SHAPES)
+    denoiser.compile_repeated_blocks(dynamic=False, **options)
 
 
 def needs_warm_up(loaded: Loaded, digest: str | None) -> bool:

@@ -44,6 +44,7 @@ from jobs.video.frames_out import FrameRing
 from jobs.video.loop import Loop
 from jobs.video.payload import Generation
 from jobs.video.spec import Cache
+from jobs.video.speed import compile_blocks
 from tests.benchmarks.machine import Figure, judge
 from tests.benchmarks.video_overhead import ControlledHost
 from tests.benchmarks.video_shapes import DEVICE, SHAPES, Shape, inputs, transformer
@@ -240,7 +241,7 @@ def speed(record: Record, shape: Shape, skip: list[int], of: int) -> None:
                 asked = generation_of(shape, quantisation=quantisation)
                 pipelines.quantise(SimpleNamespace(transformer=model), asked)
             if compiled:
-                model.compile_repeated_blocks()
+                compile_blocks(model)
             model(**given)
             torch.cuda.synchronize()
             ready_s = time.perf_counter() - began

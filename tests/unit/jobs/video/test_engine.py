@@ -431,7 +431,9 @@ def test_blocks_are_compiled_while_loading_and_once_for_each_shape(
 
     monkeypatch.setenv("FARM_COMPILE_CACHE", str(tmp_path / "kernels"))
     asked: list[Any] = []
-    monkeypatch.setattr(WanTransformer3DModel, "compile_repeated_blocks", lambda model: asked.append(model))
+    monkeypatch.setattr(
+        WanTransformer3DModel, "compile_repeated_blocks", lambda model, **_: asked.append(model)
+    )
     engine = VideoEngine()
     try:
         given = spec("wan", compile="blocks", seeds=[3])
