@@ -102,7 +102,25 @@ def table(found: Mapping[str, Any]) -> str:
         if seen:
             lines.append(f"{words}: " + ", ".join(f"{name} {share:.2%}" for name, share in seen.items()))
     lines += [f"{found['verdict'].upper()}: {reason}" for reason in found["reasons"]]
+    lines.append(f"{found['verdict'].upper()} holds for {subject(found)}")
     return "\n".join(lines)
+
+
+def subject(found: Mapping[str, Any]) -> str:
+    """What a verdict is about, in words: host, GPU, engine, model, load and class; it holds for nothing else."""
+    host, decode, farm = found["host"], found["decode"], found["farm"]
+    metal = f"a virtual machine ({host['hypervisor']})" if host["hypervisor"] else "bare metal"
+    engine = {
+        "graph": "torch, a CUDA graph per step",
+        "eager": "torch, eager (launch-bound)",
+        "cpu": "numpy (CPU form)",
+        "server": "a server by URL",
+    }[decode["form"]]
+    gpu = f" on {decode['gpu']}" if decode["gpu"] else ""
+    return (
+        f"{host['processor']}, {host['cpus']} CPUs, {metal}; engine: {engine}{gpu}; model: {decode['model']}; "
+        f"load: {'; '.join(farm['loads'])}; class {farm['class']}"
+    )
 
 
 _SHARES = {
@@ -202,7 +220,8 @@ th, td {{ text-align: left; padding: .35rem .6rem; border-bottom: 1px solid #e5e
 svg {{ width: 100%; height: auto; background: #fff; border: 1px solid #e5e7eb; }} svg text {{ font: 11px sans-serif; fill: #6b7280; }}
 </style></head><body>
 <h1>Does the farm disturb decode?</h1>
-<div class="verdict"><strong>{e(_VERDICTS[found["verdict"]])}</strong><ul>{reasons}</ul></div>
+<div class="verdict"><strong>{e(_VERDICTS[found["verdict"]])}</strong><ul>{reasons}</ul>
+<p>It holds for {e(subject(found))}.</p></div>
 <h2>Step time, ratio to idle (one-sided 95 % bounds)</h2>
 <table><tr><th>Arm</th><th>p50</th><th>p99</th><th>p99.9, pooled</th><th>Steps</th></tr>{arms}</table>
 <h2>Farm throughput</h2>

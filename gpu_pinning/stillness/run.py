@@ -286,7 +286,7 @@ class _Bench:
         results, judgement = conclude(self.record, self.warm, self.options, repeats)
         options, seats, machine = self.options, self.seats, self.machine
         guarded = self.guard.describe() if self.guard is not None else self.guarded
-        return {
+        found = {
             "version": 2,
             "verdict": judgement.outcome.value,
             "reasons": list(judgement.reasons),
@@ -320,7 +320,8 @@ class _Bench:
             "decode_waited": _mean_of(self.record, "waited"),
             "hurt": options.hurt,
             "plots": reports.plot_data(self.record.blocks),
-        }, judgement
+        }
+        return found | {"holds_for": reports.subject(found)}, judgement
 
 
 def conclude(

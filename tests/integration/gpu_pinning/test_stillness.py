@@ -46,6 +46,14 @@ def test_a_sixty_second_run_in_cpu_form_ends_with_a_report(tmp_path: Path) -> No
     assert done.returncode in EXIT_CODES.values(), done.stdout + done.stderr
     found = json.loads((tmp_path / "stillness.json").read_text())
     assert done.returncode == {verdict.value: code for verdict, code in EXIT_CODES.items()}[found["verdict"]]
+    for named in (
+        found["host"]["processor"],
+        "numpy (CPU form)",
+        found["decode"]["model"],
+        "encode:",
+        "class ",
+    ):
+        assert named in found["holds_for"]
     assert found["reasons"] and found["seconds"] <= time.monotonic() - began
     assert found["decode"]["form"] == "cpu" and "CPU form" in found["decode"]["model"]
     assert found["decode"]["gpu"] is None
