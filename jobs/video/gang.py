@@ -71,6 +71,7 @@ class Member:
         self._dist: Any = importlib.import_module("torch.distributed")
         self._outputs: dict[str, Any] = {}
         self._meshes: dict[tuple[int, int], Any] = {}
+        self._aborting, self._aborted = threading.Lock(), False
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         store = self._dist.FileStore(str(rendezvous), size)
@@ -99,16 +100,17 @@ class Member:
         if self.device != "cuda":
             # a broken connection has told gloo already
             return
-        threads = []
-        for group in list(importlib.import_module("torch.distributed.distributed_c10d")._world.pg_map):
-            with suppress(RuntimeError):
-                backend = group._get_backend(torch.device("cuda"))
-                threads.append(threading.Thread(target=_quietly, args=(backend.abort,), daemon=True))
-        for thread in threads:
-            thread.start()
-        until = time.monotonic() + _ABORT_S
-        for thread in threads:
-            thread.join(max(0.0, until - time.monotonic()))
+        with self._aborting:
+            if self._aborted:
+                return
+            self._aborted = True
+            groups = list(importlib.import_module("torch.distributed.distributed_c10d")._world.pg_map)
+            threads = [threading.Thread(target=_abort, args=(group,), daemon=True) for group in groups]
+            for thread in threads:
+                thread.start()
+            until = time.monotonic() + _ABORT_S
+            for thread in threads:
+                thread.join(max(0.0, until - time.monotonic()))
 
     def close(self) -> None:
         """Leave the gang. The others have been ended: nothing is waited for that they would have sent."""
@@ -320,6 +322,11 @@ class Gang:
             process_group=0,
             text=True,
         )
+
+
+def _abort(group: Any) -> None:
+    # a group of a mesh in which this rank is alone may have no connection yet
+    _quietly(lambda: group._get_backend(torch.device("cuda")).abort())
 
 
 def _quietly(action: Callable[[], Any]) -> None:
