@@ -171,6 +171,12 @@ class Child:
         self._peak = max(self._peak, total)
         return total
 
+    def kill(self) -> None:
+        """Kill the whole group without waiting for it; :meth:`end` clears up. Never raises."""
+        # the group may outlive its leader: a grandchild must not hold the device or a pipe
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
     def end(self, *, politely: bool = True) -> None:
         """End the process and its whole group; a polite child gets two seconds. Never raises."""
         with contextlib.suppress(OSError, ValueError):
@@ -180,9 +186,7 @@ class Child:
                 self._process.stdin.close()
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._process.wait(timeout=END_GRACE_S)
-        # the group may outlive its leader: a grandchild must not hold the device or a pipe
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
+        self.kill()
         with contextlib.suppress(subprocess.TimeoutExpired, OSError):
             self._process.wait(timeout=10)
         self._selector.close()

@@ -59,16 +59,22 @@ class RenderEngine:
         if held is not None and held.key == key and held.child.alive():
             host.log.write("the scene is still loaded")
             return held
-        self._drop()
         return None
 
     def _load(self, driver: Driver, key: str, spec: Spec, task: TaskContext, host: Host) -> Held:
         folder = Path(tempfile.mkdtemp(prefix=f"{ROOT_FOLDER}{os.getpid()}-", dir=host.scratch.parent))
+        before, self._held = self._held, None
+        if before is not None:
+            before.child.kill()
         try:
             held = self._held = driver.start(key, spec, task, host, folder)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
+        finally:
+            # the kernel takes a while to clear up after a child: the next one starts meanwhile
+            if before is not None:
+                before.end(politely=False)
         try:
             with host.phase("load"), host.frozen([held.child.pid]):
                 driver.load(held, spec, task, host)

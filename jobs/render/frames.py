@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -33,11 +33,13 @@ def render_frames(
     timeout_s: float,
     request: Mapping[str, Any],
     target_s: float | None = None,
+    meanwhile: Callable[[], object] = lambda: None,
 ) -> list[float]:
     """Render ``numbers`` in order and publish each; the seconds that the child took for each frame.
 
     ``request`` is what every frame's request holds. ``target_s`` are the seconds that a task should last:
-    where slow frames take it far beyond, those not asked for yet are handed on. None: never.
+    where slow frames take it far beyond, those not asked for yet are handed on. None: never. ``meanwhile``
+    is done while the child renders the first.
 
     Raises what the child's errors become, and :class:`farm.errors.ParkRequested` once the frame in work is
     published or has run out of patience.
@@ -57,6 +59,8 @@ def render_frames(
                 asked += 1
 
         ask(1)
+        meanwhile()
+        clock.skip()
         for index, number in enumerate(numbers):
             share = (index / len(numbers), 1 / len(numbers))
             answer: dict[str, Any] | None

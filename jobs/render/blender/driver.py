@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from farm.errors import DeviceUnavailable, EscapedPath, PermanentFailure
-from jobs.engine import Host, TaskContext
+from jobs.engine import Host, StoredArtifact, TaskContext
 from jobs.render.blender import scene_file
 from jobs.render.blender.installation import choose
 from jobs.render.blender.plan import PART_NAME, canary_of, child_outputs, parts_of
@@ -118,48 +118,48 @@ class BlenderDriver:
 
     def _frames(self, held: Held, spec: Spec, task: TaskContext, host: Host) -> None:
         ahead = list(task.payload["ahead"])
-        taken = self._take_over(task, host)
+        ready = self._canary_files(task, host)
         request = {"outputs": child_outputs(spec, held.facts["facts"])}
         # within a task as between tasks: first and last frame before the rest
-        rest = [number for number in task.frames or () if number not in taken]
+        rest = [number for number in task.frames or () if not ready or number != task.payload["canary"]]
         rest.sort(key=lambda number: ahead.index(number) if number in ahead else len(ahead))
         target_s = spec.chunk_target(float(held.facts["load_s"]))
-        times = render_frames(held, rest, task, host, spec.frame_timeout_s, request, target_s)
+
+        def take_over() -> None:
+            if ready:
+                self._take_over(int(task.payload["canary"]), ready, host)
+
+        times = render_frames(
+            held, rest, task, host, spec.frame_timeout_s, request, target_s, meanwhile=take_over
+        )
         host.result(
             {"device": _device(held), "frame_s": round(sum(times) / len(times), 4) if times else None}
         )
 
-    def _take_over(self, task: TaskContext, host: Host) -> set[int]:
-        """Publish the canary's frame as this step's, if it is of this task; another take renders its own."""
-        if (
-            task.take != 1
-            or not task.payload.get("canary")
-            or task.payload["canary"] not in (task.frames or ())
-        ):
-            return set()
-        number = int(task.payload["canary"])
-        files: dict[str, Path] = {}
-        about: Mapping[str, Any] = {}
-        for stored in host.stored_artifacts("canary"):
-            if stored.meta.get("number") == number:
-                files[stored.meta["output"]] = Path(
-                    shutil.copyfile(stored.path, host.scratch / f"{number}-{stored.meta['output']}")
-                )
-                about = stored.meta
-        if set(files) != {str(output["name"]) for output in task.outputs}:
-            for path in files.values():
-                path.unlink()
-            return set()
+    def _canary_files(self, task: TaskContext, host: Host) -> dict[str, StoredArtifact]:
+        """The canary's files by output, if its frame is of this task; another take renders its own."""
+        number = task.payload.get("canary")
+        if task.take != 1 or number is None or number not in (task.frames or ()):
+            return {}
+        stored = [each for each in host.stored_artifacts("canary") if each.meta.get("number") == number]
+        found = {str(each.meta["output"]): each for each in stored}
+        return found if set(found) == {str(output["name"]) for output in task.outputs} else {}
+
+    def _take_over(self, number: int, ready: Mapping[str, StoredArtifact], host: Host) -> None:
+        """Publish the canary's frame as this step's."""
+        about: Mapping[str, Any] = next(iter(ready.values())).meta
         with host.phase("write"):
             host.publish(
                 number,
-                files,
+                {
+                    output: Path(shutil.copyfile(stored.path, host.scratch / f"{number}-{output}"))
+                    for output, stored in ready.items()
+                },
                 started_at=float(about["started_at"]),
                 duration_s=float(about["seconds"]),
                 quality={"peak_rss": about["peak_rss"]},
             )
         host.log.write(f"frame {number}: taken over from the canary")
-        return {number}
 
     def _part(self, held: Held, spec: Spec, task: TaskContext, host: Host) -> None:
         number, index = int(task.payload["number"]), int(task.payload["index"])

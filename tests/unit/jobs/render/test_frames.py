@@ -77,3 +77,19 @@ def test_slow_frames_hand_on_what_is_not_asked_for_yet(
     script, host = _render(tmp_path, [float(s) for s in seconds], target_s)
     assert script.answered == list(range(1, made + 1))
     assert bool(host.told) is (target_s is not None)
+
+
+def test_what_else_is_to_do_is_done_while_the_child_renders_the_first_frame(tmp_path: Path) -> None:
+    host = LocalHost(tmp_path, {})
+    host.step, host.outputs = "render", {"render": [OUTPUT]}
+    script = Script({4: 2.0, 5: 2.0})
+    seen: list[tuple[list[int], list[int]]] = []
+    task = cast(Any, SimpleNamespace(outputs=[OUTPUT]))
+
+    def meanwhile() -> None:
+        seen.append((list(script.asked), list(script.answered)))
+
+    render_frames(cast(Held, script), [4, 5], task, host, 60.0, {}, meanwhile=meanwhile)
+    # a task that has nothing left to render does it all the same
+    render_frames(cast(Held, script), [], task, host, 60.0, {}, meanwhile=meanwhile)
+    assert seen == [([4], []), ([4, 5], [4, 5])]
