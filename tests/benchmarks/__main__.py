@@ -14,6 +14,7 @@ ANY_MACHINE = (
     "tick",
     "noop",
     "guard_cost",
+    "agent_cost",
     "render_overhead",
     "video_overhead",
     "video_switches",
