@@ -26,7 +26,7 @@ from gpu_pinning import (
     read_topology,
 )
 from gpu_pinning.group import Setting
-from jobs.render.blender.installation import versions
+from jobs.render.blender.installation import backends, versions
 from workers.node_config import NodeConfig, pointer
 from workers.node_folders import agent_pid, node_folder
 
@@ -148,6 +148,7 @@ def device_of(
         "memory_nodes": cpulist.show(slot.nodes),
         "class": slot.guarantee,
         "blender": versions(),
+        "blender_devices": backends(),
     }
     if slot.gpus:
         first = seating.machine.gpu(slot.gpus[0])

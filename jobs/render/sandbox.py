@@ -75,6 +75,8 @@ class Room:
     links: Mapping[str, Path] = field(default_factory=dict)
     """Job path to real file, for inputs that are symbolic links made by the farm."""
     cuda: bool = False
+    devices: tuple[str, ...] = ()
+    """Device files and folders of them that it may use besides."""
 
 
 @lru_cache(maxsize=1)
@@ -151,6 +153,8 @@ def seal(program: Program, room: Room, env: Mapping[str, str], bounds: Bounds | 
         argv += ["--ro-bind", str(real), target]
     if room.cuda:
         argv += _cuda_binds()
+    for name in room.devices:
+        argv += ["--dev-bind-try", name, name]
     if room.links:
         argv += ["--remount-ro", "/"]
     argv += ["--bind", str(room.output), "/out", "--chdir", "/out", "--"]

@@ -12,7 +12,7 @@ from typing import Any, Final
 from farm.errors import DeviceUnavailable, EscapedPath, PermanentFailure
 from jobs.engine import Host, StoredArtifact, TaskContext
 from jobs.render.blender import scene_file
-from jobs.render.blender.installation import choose
+from jobs.render.blender.installation import UNPINNED, choose
 from jobs.render.blender.plan import PART_NAME, canary_of, child_outputs, parts_of
 from jobs.render.bounds import Limits
 from jobs.render.child_process import Child
@@ -43,7 +43,8 @@ class BlenderDriver:
         program = Program(
             blender.command, (*blender.folders, Path(__file__).resolve().parent), {"TMPDIR": "."}
         )
-        room = Room(root, folder, links(root, _linked(root)), cuda=on_gpu)
+        files = UNPINNED.get(spec.device, ())
+        room = Room(root, folder, links(root, _linked(root)), cuda=on_gpu, devices=files)
         limits = Limits(limit, process_limit(threads), private=not on_gpu)
         child = Child(program, room, _environment(spec, root, threads, on_gpu), limits)
         return Held(child, key, limit, facts | {"version": blender.version})

@@ -24,6 +24,8 @@ from farm.errors import DeviceUnavailable, InvalidInput, NotInstalled
 
 LTS = "4.5"
 BPY_REQUIREMENT = "bpy==4.5.*"
+UNPINNED: Mapping[str, tuple[str, ...]] = {"hip": ("/dev/kfd", "/dev/dri"), "oneapi": ("/dev/dri",)}
+"""GPU kinds that no slot owns, and the device files that a child must reach for them."""
 START = Path(__file__).with_name("start.py")
 log = structlog.get_logger(__name__)
 _TOLD: set[str] = set()
@@ -111,6 +113,21 @@ def versions() -> list[str]:
         return sorted(installed())
     except InvalidInput:
         return []
+
+
+def backends() -> list[str]:
+    """GPU kinds that the administrator offers to Blender on this node: ``FARM_BLENDER_DEVICES=hip,oneapi``.
+
+    The farm pins and leases NVIDIA GPUs alone; a slot uses these as the node has them, when it is told to. A
+    name that is none is told in the log, once, and offers nothing.
+    """
+    named = [item.strip() for item in os.environ.get("FARM_BLENDER_DEVICES", "").split(",") if item.strip()]
+    for item in named:
+        text = f"FARM_BLENDER_DEVICES: {item!r} is none of {', '.join(UNPINNED)}"
+        if item not in UNPINNED and text not in _TOLD:
+            _TOLD.add(text)
+            log.warning("no such GPUs are offered", reason=text)
+    return sorted(set(named) & set(UNPINNED))
 
 
 def _wheel(version: str, python: Path) -> Blender:

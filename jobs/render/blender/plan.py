@@ -279,7 +279,12 @@ def _step(
 def _requires(spec: Spec, found: Mapping[str, Any] | None) -> dict[str, Any]:
     """The GPU, and the Blender that the job names; what the preflight ran on binds the steps after it."""
     version = found["version"] if found else spec.settings.version
-    gpu = {"device": "cuda"} if spec.device in ("cuda", "optix") else {}
+    gpu: dict[str, Any] = {}
+    if spec.device in ("cuda", "optix"):
+        gpu = {"device": "cuda"}
+    elif spec.device != "cpu":
+        # no slot owns such a GPU; a node may offer it (FARM_BLENDER_DEVICES)
+        gpu = {"blender_devices": spec.device}
     return gpu | ({"blender": version} if version else {})
 
 

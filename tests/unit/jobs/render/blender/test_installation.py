@@ -13,6 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from farm.errors import DeviceUnavailable, InvalidInput, NotInstalled
+from farm.scheduler.fit import fits
 from jobs.render.blender import installation
 
 
@@ -133,3 +134,18 @@ def test_a_node_offers_its_versions_and_none_where_the_setting_is_wrong(
     assert installation.versions() == ["4.2", "4.5"]
     monkeypatch.setenv("FARM_BLENDER", "blender")
     assert installation.versions() == []
+
+
+def test_a_node_offers_the_gpus_that_its_administrator_names_and_no_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("FARM_BLENDER_DEVICES", raising=False)
+    assert installation.backends() == []
+    assert not fits({"blender_devices": "hip"}, {"kind": "cuda", "blender_devices": []})
+    monkeypatch.setenv("FARM_BLENDER_DEVICES", "oneapi, hip,metal")
+    with capture_logs() as said:
+        assert installation.backends() == ["hip", "oneapi"]
+        installation.backends()
+    (line,) = said
+    assert line["reason"] == "FARM_BLENDER_DEVICES: 'metal' is none of hip, oneapi"
+    assert fits({"blender_devices": "hip"}, {"kind": "cpu", "blender_devices": installation.backends()})

@@ -208,6 +208,16 @@ def test_one_warm_key_serves_every_step_of_a_job() -> None:
     assert plan(samples=3).steps[0].warm_key not in keys
 
 
-@pytest.mark.parametrize(("device", "needs"), [("cpu", {}), ("cuda", {"device": "cuda"}), ("hip", {})])
+@pytest.mark.parametrize(
+    ("device", "needs"),
+    [
+        ("cpu", {}),
+        ("cuda", {"device": "cuda"}),
+        ("optix", {"device": "cuda"}),
+        ("hip", {"blender_devices": "hip"}),
+        ("oneapi", {"blender_devices": "oneapi"}),
+    ],
+)
 def test_a_gpu_is_required_of_the_slot_from_the_first_look(device: str, needs: dict[str, str]) -> None:
     assert plan(device=device).steps[0].requires == needs
+    assert after_canary(1.0, 1.0, device=device).requires == {**needs, "blender": "4.5"}
