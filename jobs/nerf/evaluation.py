@@ -14,7 +14,7 @@ from PIL import Image
 
 from jobs.engine import Host
 from jobs.nerf.held import Held
-from jobs.nerf.inputs.pictures import read_rgba
+from jobs.nerf.inputs.pictures import read_mask, read_rgba
 from jobs.nerf.metrics import Lpips, psnr, ssim
 from jobs.nerf.rendering import to_png
 from jobs.nerf.spec import Spec
@@ -46,9 +46,12 @@ def evaluate(spec: Spec, held: Held, folder: Path, host: Host) -> tuple[dict[str
         alpha = real[..., 3:]
         wanted = real[..., :3] * alpha + (1.0 - alpha) * behind
         made = np.asarray(held.field.picture(view, held.look, host.check), dtype=np.float64)
+        keep = read_mask(folder / view.mask) if view.mask else None
+        if keep is not None:
+            made = np.where(keep[..., None], made, wanted)
         row = {
             "name": view.name, "frame": view.frame, "width": view.width, "height": view.height,
-            "psnr": round(psnr(made, wanted), 4), "ssim": round(ssim(made, wanted), 5),
+            "psnr": round(psnr(made, wanted, keep), 4), "ssim": round(ssim(made, wanted), 5),
         }  # fmt: skip
         distance = lpips.value(made, wanted)
         if distance is not None:

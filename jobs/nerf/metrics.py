@@ -13,7 +13,7 @@ _C1: Final = 0.01**2
 _C2: Final = 0.03**2
 
 
-def psnr(a: Array, b: Array, keep: Array | None = None) -> float:
+def psnr(a: Array, b: Array, keep: npt.NDArray[np.bool_] | None = None) -> float:
     """Peak signal-to-noise ratio in dB of pictures 0 to 1, (height, width, 3); ``keep``: pixels that count.
 
     Equal pictures give 100.

@@ -41,6 +41,8 @@ class View:
     split: Split = "train"
     file: str = ""
     frame: int = 0
+    mask: str = ""
+    """File of a mask: what is black there is not learnt from, nor judged. Empty: there is none."""
 
     def scaled(self, width: int, height: int) -> View:
         """The same camera with another number of pixels."""
@@ -90,6 +92,7 @@ class Scene:
                     "w": view.width, "h": view.height,
                     "fl_x": view.fx, "fl_y": view.fy, "cx": view.cx, "cy": view.cy,
                     "transform_matrix": view.matrix.tolist(),
+                    **({"mask_path": view.mask} if view.mask else {}),
                 }
                 for view in self.views
             ],
@@ -114,6 +117,7 @@ class Scene:
                 name=item["name"], width=item["w"], height=item["h"], fx=item["fl_x"], fy=item["fl_y"],
                 cx=item["cx"], cy=item["cy"], matrix=np.array(item["transform_matrix"], dtype=np.float64),
                 split=item["split"], file=item["file_path"], frame=item["frame"],
+                mask=item.get("mask_path", ""),
             )
             for item in data["frames"]
         )  # fmt: skip

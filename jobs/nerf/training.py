@@ -224,8 +224,11 @@ class Trainer:
     def _choose_tested(self) -> Tensor | None:
         if self.tested is None:
             return None
-        count = len(self.tested.pixels)
-        return torch.linspace(0, count - 1, min(count, _TESTED_PIXELS), device=self.device).long()
+        usable = self.tested.usable
+        count = len(self.tested.pixels) if usable is None else len(usable)
+        chosen = torch.linspace(0, count - 1, min(count, _TESTED_PIXELS), dtype=torch.float64).long()
+        chosen = chosen.to(self.device)
+        return chosen if usable is None else usable[chosen]
 
     @torch.no_grad()
     def tested_psnr(self) -> float:

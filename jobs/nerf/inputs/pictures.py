@@ -68,6 +68,12 @@ def read_rgba(path: Path, label: str | None = None) -> Pixels:
     return to_rgba(upright(open_picture(path, label or path.name)))
 
 
+def read_mask(path: Path) -> npt.NDArray[np.bool_]:
+    """Which pixels (height, width) a mask of a prepared scene leaves: those that are white."""
+    with Image.open(path) as image:
+        return np.asarray(image.convert("L")) >= 128
+
+
 def turned_lens(
     value: int, width: int, height: int, lens: dict[str, float]
 ) -> tuple[int, int, dict[str, float]]:

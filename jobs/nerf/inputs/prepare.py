@@ -18,6 +18,7 @@ from jobs.nerf.scene import Scene, View, hold_out, normalise
 from jobs.nerf.spec import Spec, safe_name
 
 IMAGES: Final = "images"
+MASKS: Final = "masks"
 _BOUNDED_ALPHA: Final = 0.02
 """Share of see-through pixels from which the background counts as cut away."""
 
@@ -25,6 +26,7 @@ _BOUNDED_ALPHA: Final = 0.02
 def prepare(raw: RawScene, spec: Spec, host: Host, folder: Path) -> Scene:
     """Write the pictures into ``folder/images`` and give the scene; see :func:`jobs.nerf.scene.normalise`."""
     (folder / IMAGES).mkdir(parents=True)
+    (folder / MASKS).mkdir()
     views, clear = [], 0.0
     for index, picture in enumerate(sorted(raw.pictures, key=lambda p: p.name)):
         host.check()
@@ -35,7 +37,7 @@ def prepare(raw: RawScene, spec: Spec, host: Host, folder: Path) -> Scene:
     views = _splits(views, raw, spec)
     about = {**raw.about, "notes": raw.notes[:200]}
     bounded = spec.train.contraction == "none" or (
-        spec.train.contraction == "auto" and clear > _BOUNDED_ALPHA and spec.pictures.masks is None
+        spec.train.contraction == "auto" and clear > _BOUNDED_ALPHA
     )
     return normalise(views, raw.points, bounded=bounded, about=about)
 
@@ -72,32 +74,36 @@ def _one(picture: RawPicture, index: int, spec: Spec, folder: Path) -> tuple[Vie
             f"{picture.name} has {width}x{height} pixels, but its camera is for {lens.width}x{lens.height}; "
             "give the pictures that were posed"
         )
-    if picture.mask is not None:
-        pixels = _masked(pixels, picture)
+    mask = None if picture.mask is None else _mask_of(picture, picture.mask, (width, height))
     pixels, straight = undistort(pixels, lens)
     pixels, straight = _shrunk(pixels, straight, spec.pictures.max_side)
     opaque = bool((pixels[..., 3] == 255).all())
     name = f"{IMAGES}/{index:05d}_{safe_name(Path(picture.name).stem)}.png"
     Image.fromarray(pixels[..., :3] if opaque else pixels).save(folder / name, compress_level=1)
+    masked = ""
+    if mask is not None:
+        white = _shrunk(*undistort(mask, lens), spec.pictures.max_side)[0]
+        masked = name.replace(IMAGES, MASKS, 1)
+        # what the lens never saw is no part of the picture either
+        Image.fromarray(np.where(white[..., 3] >= 128, white[..., 0], 0)).save(folder / masked)
     fx, fy, cx, cy = straight.params
     view = View(
         picture.name, straight.width, straight.height, fx, fy, cx, cy, matrix, "train", name,
-        picture.frame or index + 1,
+        picture.frame or index + 1, masked,
     )  # fmt: skip
     return view, float((pixels[..., 3] < 128).mean())
 
 
-def _masked(pixels: Any, picture: RawPicture) -> Any:
-    assert picture.mask is not None
-    mask = upright(open_picture(picture.mask, picture.mask.name)).convert("L")
-    if mask.size != (pixels.shape[1], pixels.shape[0]):
+def _mask_of(picture: RawPicture, path: Path, size: tuple[int, int]) -> Any:
+    """The mask as a picture (height, width, 4) of black and white, that lenses and sizes do the same to."""
+    mask = upright(open_picture(path, path.name)).convert("L")
+    if mask.size != size:
         raise PermanentFailure(
             f"the mask of {picture.name} has {mask.width}x{mask.height} pixels, the picture "
-            f"{pixels.shape[1]}x{pixels.shape[0]}; make them alike"
+            f"{size[0]}x{size[1]}; make them alike"
         )
-    out = pixels.copy()
-    out[..., 3] = np.minimum(out[..., 3], np.where(np.asarray(mask) >= 128, 255, 0)).astype(np.uint8)
-    return out
+    white = np.where(np.asarray(mask) >= 128, 255, 0).astype(np.uint8)
+    return np.dstack([white, white, white, np.full_like(white, 255)])
 
 
 def _shrunk(pixels: Any, lens: Lens, max_side: int) -> tuple[Any, Lens]:

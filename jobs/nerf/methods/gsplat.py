@@ -16,7 +16,7 @@ import torch
 from farm.errors import NotInstalled
 from jobs.nerf.methods.base import Budget, Options
 from jobs.nerf.methods.hull import inside_hull
-from jobs.nerf.methods.splat import NAMES, Splats, target_of
+from jobs.nerf.methods.splat import NAMES, Splats, left_by_masks, target_of
 from jobs.nerf.methods.structure import structural_similarity
 from jobs.nerf.rendering import Look
 from jobs.nerf.scene import Scene, View
@@ -119,7 +119,7 @@ class CudaSplats(Splats):
         number = self._next(at.iteration, len(pictures.views))
         view = pictures.views[number]
         behind = look.behind(1, drawn)[0]
-        target, _ = target_of(pictures, number, behind.detach())
+        target = target_of(pictures, number, behind.detach())
         others = look.wanted()
         for value in others:
             value.requires_grad_(True)
@@ -131,6 +131,7 @@ class CudaSplats(Splats):
         if look.appearance:
             picture = torch.full((1,), number, device=self.device)
             made = look.exposed(made.view(-1, 3), picture.expand(made.shape[0] * made.shape[1])).view_as(made)
+        made = left_by_masks(pictures, number, made, target)
         error = ((made - target) ** 2).mean()
         unlike = 1.0 - structural_similarity(made, target)
         loss = (1 - _SSIM_SHARE) * (made - target).abs().mean() + _SSIM_SHARE * unlike

@@ -57,6 +57,8 @@ def seen_through(pictures: Pictures, points: Tensor) -> tuple[Tensor, Tensor]:
         index = (
             pictures.starts[number] + v.clamp(0, view.height - 1) * view.width + u.clamp(0, view.width - 1)
         )
+        if pictures.seen is not None:
+            inside &= pictures.seen[index]
         pixels = pictures.pixels[index].float()
         shown = inside & (pixels[:, 3] >= _CLEAR)
         clear |= inside & ~shown

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from jobs.nerf.inputs.pictures import read_rgba
+from farm.errors import PermanentFailure
+from jobs.nerf.inputs.pictures import read_mask, read_rgba
 from jobs.nerf.scene import CONTRACTED, View
 from jobs.pacing import own_pace
 
@@ -33,6 +34,10 @@ class Pictures:
     """(views, 4): 1/fx, 1/fy, cx, cy."""
     rotations: Tensor
     origins: Tensor
+    seen: Tensor | None = None
+    """(n) bool: which pixels the masks leave; ``None`` where there are no masks."""
+    usable: Tensor | None = None
+    """The places of these pixels."""
 
     @staticmethod
     def load(views: Sequence[View], folder: Path, device: torch.device) -> Pictures:
@@ -40,6 +45,7 @@ class Pictures:
         read = [torch.from_numpy(read_rgba(folder / view.file).reshape(-1, 4)) for view in views]
         sizes = [len(pixels) for pixels in read]
         starts = [0, *np.cumsum(sizes).tolist()]
+        seen = _seen(views, sizes, folder)
         matrices = torch.from_numpy(np.stack([view.matrix for view in views])).float()
         return Pictures(
             list(views),
@@ -50,7 +56,15 @@ class Pictures:
             torch.tensor([[1 / v.fx, 1 / v.fy, v.cx, v.cy] for v in views], device=device),
             matrices[:, :3, :3].contiguous().to(device),
             matrices[:, :3, 3].contiguous().to(device),
+            None if seen is None else seen.to(device),
+            None if seen is None else seen.nonzero()[:, 0].to(device),
         )
+
+    def drawn(self, count: int, dice: torch.Generator) -> Tensor:
+        """So many pixels, drawn among those that the masks leave: their places in ``pixels``."""
+        among = len(self.pixels) if self.usable is None else len(self.usable)
+        index = torch.randint(0, among, (count,), generator=dice, device=self.pixels.device)
+        return index if self.usable is None else self.usable[index]
 
     def rays(self, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Origins and unit directions (n, 3) of the rays through pixel centres, and the picture of each."""
@@ -71,9 +85,29 @@ class Pictures:
         part = self.pixels[first : first + view.width * view.height]
         return part.view(view.height, view.width, 4).float() / 255.0
 
+    def mask(self, number: int) -> Tensor | None:
+        """What the masks leave of one picture, (height, width, 1) bool."""
+        if self.seen is None:
+            return None
+        view, first = self.views[number], self.starts[number]
+        return self.seen[first : first + view.width * view.height].view(view.height, view.width, 1)
+
     def colours(self, index: Tensor) -> Tensor:
         """(n, 4) float, 0 to 1."""
         return self.pixels[index].float() / 255.0
+
+
+def _seen(views: Sequence[View], sizes: Sequence[int], folder: Path) -> Tensor | None:
+    if not any(view.mask for view in views):
+        return None
+    parts = [
+        torch.from_numpy(read_mask(folder / view.mask)).view(-1) if view.mask else torch.ones(size).bool()
+        for view, size in zip(views, sizes, strict=True)
+    ]
+    seen = torch.cat(parts)
+    if not bool(seen.any()):
+        raise PermanentFailure("the masks leave nothing of any picture; white is what is kept")
+    return seen
 
 
 def view_rays(view: View, rows: range, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:

@@ -228,11 +228,13 @@ class Splats(Field):
     def score(self, pictures: Pictures, index: Tensor, look: Look) -> float:
         total, count = 0.0, 0
         for number, view in enumerate(pictures.views):
-            target, _ = target_of(pictures, number, look.shown)
+            target = target_of(pictures, number, look.shown)
             colour, opacity, _ = self.drawn(view)
             made = (colour + (1.0 - opacity[..., None]) * look.shown).clamp(0, 1)
+            mask = pictures.mask(number)
+            made = left_by_masks(pictures, number, made, target)
             total += float(((made - target) ** 2).mean(-1).double().sum())
-            count += view.width * view.height
+            count += view.width * view.height if mask is None else int(mask.sum())
         return float(-10.0 * math.log10(max(total / max(count, 1), 1e-10)))
 
     # --- training ------------------------------------------------------------------------------------
@@ -242,7 +244,7 @@ class Splats(Field):
     ) -> tuple[Tensor, int]:
         number = int(torch.randint(0, len(pictures.views), (1,), generator=drawn))
         behind = look.behind(1, drawn)[0]
-        target, _ = target_of(pictures, number, behind.detach())
+        target = target_of(pictures, number, behind.detach())
         others = look.wanted()
         for value in (*self.values.values(), *others):
             value.requires_grad_(True)
@@ -250,6 +252,7 @@ class Splats(Field):
         made = colour + (1.0 - opacity[..., None]) * (look.colour if look.background == "learned" else behind)
         picture = torch.full((1,), number, device=self.device)
         made = look.exposed(made.view(-1, 3), picture.expand(made.shape[0] * made.shape[1])).view_as(made)
+        made = left_by_masks(pictures, number, made, target)
         error = ((made - target) ** 2).mean()
         values = self.values
         small = 0.01 * torch.sigmoid(values["opacities"]).mean() + 0.01 * torch.exp(values["scales"]).mean()
@@ -364,8 +367,14 @@ class Splats(Field):
         self.optimiser.load(tensors, facts, self.device)
 
 
-def target_of(pictures: Pictures, number: int, behind: Tensor) -> tuple[Tensor, Tensor]:
-    """A picture (height, width, 3) on the background ``behind``, and its alpha."""
+def left_by_masks(pictures: Pictures, number: int, made: Tensor, target: Tensor) -> Tensor:
+    """What was drawn, with the picture itself where its mask is black: nothing is learnt or judged there."""
+    mask = pictures.mask(number)
+    return made if mask is None else torch.where(mask, made, target)
+
+
+def target_of(pictures: Pictures, number: int, behind: Tensor) -> Tensor:
+    """A picture (height, width, 3) on the background ``behind``."""
     found = pictures.whole(number)
     alpha = found[..., 3:]
-    return found[..., :3] * alpha + behind * (1.0 - alpha), alpha
+    return found[..., :3] * alpha + behind * (1.0 - alpha)

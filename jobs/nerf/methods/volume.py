@@ -130,7 +130,7 @@ class VolumeField(Field):
     def iterate(
         self, pictures: Pictures, look: Look, drawn: torch.Generator, at: Any, progress: float, budget: Budget
     ) -> tuple[Tensor, int]:
-        index = torch.randint(0, len(pictures.pixels), (at.rays,), generator=drawn, device=self.device)
+        index = pictures.drawn(at.rays, drawn)
         jitter = torch.rand(at.rays, self.count, generator=drawn, device=self.device)
         origins, directions, picture = pictures.rays(index)
         wanted = pictures.colours(index)

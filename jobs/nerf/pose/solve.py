@@ -43,9 +43,7 @@ def solve(
     images = folder / "images"
     images.mkdir(parents=True)
     lists = _lay_out(scene, settings, images, host)
-    matching: str = settings.matching
-    if matching == "auto":
-        matching = "exhaustive" if len(scene.pictures) <= ALL_PAIRS else _for_many(scene)
+    matching = matching_for(scene, settings)
     request = {
         "folder": str(folder), "images": str(images), "threads": threads, "seed": seed,
         "feature_side": settings.feature_side, "max_features": settings.max_features,
@@ -60,7 +58,12 @@ def solve(
     return _judge(scene, settings, answer, lists["names"], host)
 
 
-def _for_many(scene: RawScene) -> str:
+def matching_for(scene: RawScene, settings: PoseSettings) -> str:
+    """Which pictures are compared, where the job leaves that open."""
+    if settings.matching != "auto":
+        return settings.matching
+    if len(scene.pictures) <= ALL_PAIRS:
+        return "exhaustive"
     return "sequential" if scene.in_time else "vocabulary"
 
 
