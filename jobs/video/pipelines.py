@@ -13,6 +13,7 @@ from jobs.pacing import own_pace
 from jobs.video import schedulers
 from jobs.video.models import check_folder
 from jobs.video.payload import Generation
+from jobs.video.shelf import Shelf
 
 torch: Any = importlib.import_module("torch")
 
@@ -32,6 +33,7 @@ class Loaded:
     """On its device, rather than kept in host memory."""
     notes: dict[str, Any] = field(default_factory=dict)
     """What others remember about it while it is loaded: the preview's projection, compiled shapes."""
+    _shelf: Shelf | None = None
 
     def view(self, generation: Generation) -> Any:
         """The pipeline class of the job's task over these components, with a scheduler of its own.
@@ -65,10 +67,21 @@ class Loaded:
         return view
 
     def move(self, device: Any) -> None:
-        """All its weights to a device, at the pace that the plan gives."""
-        parts = self.pipeline.components.values()
-        own_pace().move([part for part in parts if isinstance(part, torch.nn.Module)], device)
+        """All its weights to a device, or from a GPU to page-locked memory, at the pace that the plan gives.
+
+        Raises :class:`farm.errors.TaskFailed`, and has moved nothing, where no memory can be page-locked.
+        """
+        parts = [part for part in self.pipeline.components.values() if isinstance(part, torch.nn.Module)]
+        if self.device.type == "cuda" and torch.device(device).type == "cpu":
+            shelf = Shelf(parts)
+            shelf.put()
+            self._shelf = shelf
+            return
+        own_pace().move(parts, device)
         self.pipeline.to(device, silence_dtype_warnings=True)
+        if self._shelf is not None:
+            self._shelf.close()
+            self._shelf = None
 
     def denoisers(self, generation: Generation) -> list[Any]:
         """The models that denoise, in order of use."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import os
@@ -9,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Final
 
+from farm.errors import TaskFailed
 from jobs.video import pipelines
 from jobs.video.payload import Generation
 from jobs.video.pipelines import Loaded
@@ -101,11 +103,13 @@ class Residency:
 
     def _demote(self, loaded: Loaded) -> None:
         if loaded.movable:
-            loaded.move("cpu")
-            loaded.resident = False
-        else:
-            # it has hooks of its own that say where its weights are
-            del self._kept[f"cuda:{loaded.key}"]
+            # where no host memory can be page-locked for it, it is loaded again when it is wanted
+            with contextlib.suppress(TaskFailed):
+                loaded.move("cpu")
+                loaded.resident = False
+                return
+        # or it has hooks of its own that say where its weights are
+        del self._kept[f"cuda:{loaded.key}"]
 
     def _bytes_on_device(self) -> int:
         return sum(

@@ -74,7 +74,7 @@ def compile_blocks(denoiser: Any, **options: Any) -> None:
     Left to itself torch makes kernels for any shape once it has seen two: a film's bits would hang on the
     films that the slot made before. And beyond eight shapes it would stop compiling, without a word.
     """
-    limits = importlib.import_module("torch._dynamo.config")
+    limits: Any = importlib.import_module("torch._dynamo.config")
     limits.recompile_limit = max(limits.recompile_limit, _MOST_SHAPES)
     denoiser.compile_repeated_blocks(dynamic=False, **options)
 
