@@ -71,10 +71,7 @@ class Board:
     def named_gpus(self, where: str, names: Iterable[str]) -> list[Gpu] | None:
         found: list[Gpu] = []
         for name in names:
-            short = name.lower()
-            if short.count(":") == 1:
-                short = f"0000:{short}"
-            hits = [g for g in self.machine.gpus if g.uuid.lower().startswith(short) or g.pci == short]
+            hits = self.machine.gpus_called(name)
             if len(hits) != 1:
                 here = (
                     ", ".join(f"{g.uuid} at {g.pci}" for g in self.machine.gpus)

@@ -248,6 +248,13 @@ class Topology(Part):
         """True only where the machine says that no hypervisor runs it."""
         return self.hypervisor == "none"
 
+    def gpus_called(self, name: str) -> list[Gpu]:
+        """GPUs whose UUID begins so, or that sit at this PCI address (with or without its domain)."""
+        short = name.lower()
+        if short.count(":") == 1:
+            short = f"0000:{short}"
+        return [gpu for gpu in self.gpus if gpu.uuid.lower().startswith(short) or gpu.pci == short]
+
     def gpu(self, uuid: str) -> Gpu:
         """The GPU with this UUID; KeyError where there is none."""
         for gpu in self.gpus:

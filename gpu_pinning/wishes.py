@@ -138,6 +138,14 @@ class NeighbourWish(_Seated):
         return self
 
 
+class MigWish(_Strict):
+    """``[[mig]]``: instances that a GPU in MIG mode is to have; the agent makes those that are missing."""
+
+    gpu: GpuName
+    profiles: Annotated[tuple[str, ...], Field(min_length=1, max_length=7)]
+    """As ``nvidia-smi mig -lgip`` calls them, each as often as it is wanted."""
+
+
 class SlotWish(_Seated):
     """``[[slots]]``: one slot, or ``count`` equal ones.
 
@@ -232,6 +240,7 @@ class Wishes(_Strict):
     placement: PlacementWish = PlacementWish()
     neighbours: tuple[NeighbourWish, ...] = ()
     slots: tuple[SlotWish, ...] = ()
+    mig: tuple[MigWish, ...] = ()
     budgets: Budgets = Budgets()
     paths: Paths = Paths()
 
@@ -327,6 +336,7 @@ def _known_fields(path: list[int | str]) -> list[str]:
         "placement": PlacementWish,
         "neighbours": NeighbourWish,
         "slots": SlotWish,
+        "mig": MigWish,
         "budgets": Budgets,
         "paths": Paths,
     }

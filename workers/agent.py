@@ -14,22 +14,20 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 
-import sqlalchemy as sa
 import structlog
 
-from farm import events
 from farm.broker.wakes import Wakes
 from farm.errors import InvalidInput, Unavailable
 from farm.ids import new_id
 from farm.settings import Settings
 from farm.settings import settings as read_settings
-from gpu_pinning import Fence, PinningError, prepare_delegation
-from gpu_pinning.regrade import below_its_wish
+from gpu_pinning import Fence, PinningError, prepare_delegation, read_topology
+from gpu_pinning.mig import make_wished
 from jobs.render.blender.installation import versions
 from workers.auditing import Auditor
-from workers.class_watch import ClassWatch
 from workers.disk_watch import DiskWatch
 from workers.disks import Disks
 from workers.findings import FindingsDesk
@@ -52,15 +50,13 @@ from workers.placement import (
 )
 from workers.preemption import Preemption
 from workers.processes import become_subreaper, end_strays
-from workers.replanning import Replanning, tell_not_applied
-from workers.reseating import Reseating
+from workers.seats import Hands, Seats
 from workers.slot_views import SlotViews
 
 log = structlog.get_logger(__name__)
 _LOOK_S = 0.25
 _LEAVE_S = 5.0
 _WAKE_WAIT_S = 30.0
-_TRY_AGAIN_S = 5.0
 BLENDERS_EVERY_S = 10.0
 """A Blender that is installed on a node at work is offered after this time."""
 
@@ -74,7 +70,6 @@ class Agent:
             raise InvalidInput("FARM_BROKER_URL is empty: a node needs the farm's broker")
         self._settings = settings
         self._config = config
-        self._seating = seating
         self._folders = NodeFolders.of(settings, config.name, config.wishes.paths)
         self._lock_fd = lock_node(self._folders.lock, config.name)
         self._claims = claim(settings, seating)
@@ -97,24 +92,28 @@ class Agent:
             notify=self._notify,
             wake=self._wakes.wake,
         )
-        self._reseating: Reseating | None = None
-        self._replanning = Replanning(config, self._notify, self._claims)
-        self._replan_wanted = False
-        self._reseat_at = 0.0
-        self._classes = ClassWatch(lambda: self._seating, self._notify)
-        self._below: dict[str, str] = {}
-        """Why a slot, by its id, may not run beside the neighbours as they are now."""
+        self._desk = FindingsDesk(self._link, self._retire)
+        self._guard = Guarding(seating, self._folders, self._link, self._notify, settings)
+        self._seats = Seats(
+            seating,
+            self._slots,
+            self._folders,
+            self._claims,
+            self._link,
+            self._guard,
+            self._desk,
+            Hands(self._add_slot, self._retire, self._pids),
+            self._notify,
+        )
         self._auditor = Auditor(
-            lambda: self._seating,
+            lambda: self._seats.seating,
             self._views.subjects,
             self._notify,
             settings.audit_every_s,
-            also=self._classes.look,
+            also=self._seats.classes.look,
         )
         self._blenders: tuple[float, list[str] | None] = (time.monotonic(), None)
-        self._desk = FindingsDesk(self._link, self._retire)
         self._disks = DiskWatch(Disks.of_node(settings, self._folders), self._link, settings.agent_poll_s)
-        self._guard = Guarding(seating, self._folders, self._link, self._notify, settings)
         self._preemption = Preemption(
             settings.preemption_file, self._folders.control / "preempted", self._link
         )
@@ -148,13 +147,12 @@ class Agent:
         for slot_id in self._link.take_buried():
             if (slot := self._slots.get(slot_id)) is not None:
                 slot.restart_at = now + slot.back_off_s()
-                if (why := self._below.get(slot_id)) is not None:
+                if (why := self._seats.why_below(slot_id)) is not None:
                     self._link.set_slot_state(slot_id, "dead", why)
         for news in self._auditor.take_news():
             self._desk.act(news, self._slots)
         if self._stopping_at is None:
-            self._reseat()
-            self._regrade()
+            self._seats.turn()
         if self._slots and self._stopping_at is None:
             self._disks.turn()
             self._preemption.turn(self._link.node_id)
@@ -168,10 +166,10 @@ class Agent:
             log.warning("ended processes whose keeper was killed", pids=strays)
 
     def _take_up(self, node_id: str, slots: dict[str, str]) -> None:
-        for name in self._seating.plan.by_name:
+        for name in self._seats.seating.plan.by_name:
             self._add_slot(slots[name], name)
-        keep_plan(self._folders.control, self._seating.plan)
-        move_planned_interrupts(self._seating)
+        keep_plan(self._folders.control, self._seats.seating.plan)
+        move_planned_interrupts(self._seats.seating)
         self._auditor.start()
         self._disks.start()
         self._preemption.forget(node_id)
@@ -188,7 +186,7 @@ class Agent:
             return
         if not slot.launch_seen and (rows := slot.process.launched()) is not None:
             slot.launch_seen = True
-            slot.device = device_of(self._seating, slot.seat, rows)
+            slot.device = device_of(self._seats.seating, slot.seat, rows)
             self._desk.show(slot)
         reading = slot.look(now)
         silent_s = self._link.silent_s()
@@ -220,13 +218,13 @@ class Agent:
             slot.kill()
 
     def _add_slot(self, slot_id: str, name: str) -> None:
-        planned = self._seating.plan.slot(name)
+        planned = self._seats.seating.plan.slot(name)
         assert self._link.registration is not None
         self._slots[slot_id] = ManagedSlot(
             slot_id,
             planned,
-            Fence.create(self._seating.machine, planned, self._folders.fence),
-            device_of(self._seating, planned),
+            Fence.create(self._seats.seating.machine, planned, self._folders.fence),
+            device_of(self._seats.seating, planned),
             (self._link.registration.node_id, self._config.name),
             self._folders,
         )
@@ -240,14 +238,15 @@ class Agent:
         self._link.set_slot_state(slot.slot_id, "draining", reason)
         slot.retire(reason, time.monotonic() + self._settings.park_grace_s)
 
+    def _pids(self) -> Iterable[int]:
+        return (pid for subject in self._views.subjects() for pid in subject.fence.pids(subject.pid))
+
     def _start(self, slot: ManagedSlot, now: float) -> None:
-        if self._auditor.why_wait(slot.slot_id) is not None or slot.slot_id in self._below:
+        if self._auditor.why_wait(slot.slot_id) is not None or self._seats.why_below(slot.slot_id):
             return
         try:
-            if self._reseating is not None:
-                if not self._reseating.may_start(slot, self._slots):
-                    return
-                self._reseating.take_seat(slot, self._folders)
+            if not self._seats.prepare(slot):
+                return
             slot.start(self._settings)
         except Exception as error:
             # whatever it is, it is this slot's: the others go on
@@ -269,119 +268,7 @@ class Agent:
             log.warning("a slot ended", slot=slot.name, note=death.note, serial=death.serial)
         self._link.bury(death)
 
-    # --- a changed farm.toml -------------------------------------------------------------------------
-
-    def _replan(self) -> None:
-        """Let farm.toml be read again; what may be applied comes back in a moment."""
-        seats = {slot.name: slot.seat for slot in self._slots.values()}
-        pids = {pid for subject in self._views.subjects() for pid in subject.fence.pids(subject.pid)}
-        self._replanning.begin(self._seating, seats, pids)
-
-    def _apply(self, wanted: Seating) -> None:
-        """Begin a rolling drain to a new plan, also where an earlier one has not come to its end."""
-        tell_plan(wanted)
-        seats = {slot.name: slot.seat for slot in self._slots.values()}
-        self._reseating = Reseating(self._seating, seats, wanted, self._retire)
-        changes = [change.model_dump(mode="json") for change in self._reseating.changes]
-        log.info("applying farm.toml", changes=len(changes))
-        self._seating = wanted
-        self._below.clear()
-        self._guard.reseat(wanted)
-        self._link.reseat(wanted)
-
-        def once(conn: sa.Connection) -> None:
-            events.emit(conn, "node.plan", node_id=self._link.node_id, data={"changes": changes})
-
-        self._link.tell("plan changed", once)
-        for slot in self._slots.values():
-            if slot.restart_at is not None and slot.seat != wanted.slot(slot.name):
-                # its troubles were those of its old seat
-                slot.restart_at = 0.0
-
-    def _reseat(self) -> None:
-        if self._replan_wanted and not self._replanning.busy and self._slots:
-            self._replan_wanted = False
-            self._replan()
-        if (wanted := self._replanning.take()) is not None:
-            before = self._seating, self._reseating
-            try:
-                self._apply(wanted)
-            except Exception as error:
-                log.exception("applying farm.toml failed")
-                tell_not_applied(error)
-                self._seating, self._reseating = before
-                self._guard.reseat(self._seating)
-                self._link.reseat(self._seating)
-        now = time.monotonic()
-        if self._reseating is not None and now >= self._reseat_at:
-            try:
-                self._go_on_reseating(self._reseating)
-            except Exception as error:
-                # a full disk, say: what is left to do is tried again, and the slots that sit work on
-                log.error("moving slots to their new seats goes on later", error=str(error), exc_info=True)
-                self._reseat_at = now + _TRY_AGAIN_S
-
-    def _go_on_reseating(self, moving: Reseating) -> None:
-        known = self._link.registration
-        if known is None or not moving.wanted.plan.by_name.keys() <= known.slots.keys():
-            return
-        for name in moving.wanted.plan.by_name:
-            if known.slots[name] not in self._slots:
-                self._add_slot(known.slots[name], name)
-        for slot in moving.turn(self._slots):
-            with suppress(PinningError):
-                slot.fence.remove()
-            self._link.forget(slot.slot_id)
-            del self._slots[slot.slot_id]
-        for name in moving.relabelled():
-            slot, planned = self._slots[known.slots[name]], moving.wanted.plan.slot(name)
-            if slot.seat != planned:
-                slot.seat = planned
-                self._describe(slot, pools_changed=True)
-        if moving.done(self._slots):
-            # what a slot shares with a neighbour may be another, although neither it nor its class is
-            for slot in self._slots.values():
-                self._describe(slot)
-            log.info("farm.toml is applied")
-            if self._claims is not None:
-                self._claims.keep(moving.wanted.plan.slots)
-            keep_plan(self._folders.control, moving.wanted.plan)
-            move_planned_interrupts(moving.wanted)
-            self._reseating = None
-
-    def _regrade(self) -> None:
-        """Neighbours run otherwise than they did: slots have other classes, and some may not go on."""
-        regraded = self._classes.take()
-        if regraded is None or self._reseating is not None:
-            return
-        self._seating = regraded
-        self._link.reseat(regraded)
-        keep_plan(self._folders.control, regraded.plan)
-        for slot in self._slots.values():
-            planned = regraded.slot(slot.name)
-            if planned is not None:
-                slot.seat = planned
-                self._describe(slot)
-                self._mind_class(slot)
-
-    def _mind_class(self, slot: ManagedSlot) -> None:
-        """Drain a slot whose class has fallen below its wish, and keep it until that is mended."""
-        short = below_its_wish(self._seating.config.wishes, self._seating.plan, slot.seat)
-        if short is None:
-            if self._below.pop(slot.slot_id, None) is not None:
-                log.info("a slot has its class again", slot=slot.name)
-            return
-        floor, pair = short
-        why = f"class {pair.guarantee} beside {pair.neighbour}, {floor} is wished: {pair.reason}"
-        why += f"; {pair.raise_by}"
-        if self._below.get(slot.slot_id) == why:
-            return
-        self._below[slot.slot_id] = why
-        self._desk.class_fell(slot, floor, pair)
-        if slot.process is not None:
-            self._retire(slot, why)
-        else:
-            self._link.set_slot_state(slot.slot_id, "dead", why)
+    # --- what slots are said to be --------------------------------------------------------------------
 
     def _notice_blenders(self, now: float) -> None:
         """A Blender may be installed on a node that runs; jobs that ask for it wait until we tell."""
@@ -390,15 +277,7 @@ class Agent:
             self._blenders = (now, versions())
             if self._blenders[1] != known:
                 for slot in self._slots.values():
-                    self._describe(slot)
-
-    def _describe(self, slot: ManagedSlot, *, pools_changed: bool = False) -> None:
-        """Let the database have a slot as the present plan has it, where that differs."""
-        rows = slot.process.launched() if slot.process is not None else None
-        device = device_of(self._seating, slot.seat, rows, slot.device.get("audit", ()))
-        if pools_changed or device != slot.device:
-            slot.device = device
-            self._desk.show(slot)
+                    self._seats.describe(slot)
 
     # --- stopping ------------------------------------------------------------------------------------
 
@@ -479,7 +358,7 @@ class Agent:
             if number == signal.SIGUSR2:
                 self._preemption.signal()
             elif number == signal.SIGHUP:
-                self._replan_wanted = True
+                self._seats.replan_wanted = True
             else:
                 self._stop_signals += 1
             self._notify()
@@ -499,7 +378,9 @@ def run_agent(settings: Settings, config: NodeConfig | None = None) -> int:
         if os.environ.get("SYSTEMD_EXEC_PID") == str(os.getpid()):
             # only as the service itself: elsewhere the group is shared with others
             prepare_delegation()
-        seating = seat(config or read_node_config(settings.config))
+        config = config or read_node_config(settings.config)
+        make_wished(config.wishes.mig, read_topology)
+        seating = seat(config)
     except PinningError as error:
         raise Unavailable(f"this machine's slots cannot be planned: {error}") from error
     tell_plan(seating)

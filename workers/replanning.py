@@ -85,6 +85,7 @@ def _refuse_fixed(running: NodeConfig, wanted: NodeConfig) -> None:
         f"/paths/{field}": (getattr(running.wishes.paths, field), getattr(wanted.wishes.paths, field))
         for field in ("work", "spool")
     }
+    fixed["/mig"] = (_mig(running), _mig(wanted))
     faults = [
         FieldFault(pointer, f"{new!r}: the agent that runs has {old!r}; restart it to change this")
         for pointer, (old, new) in fixed.items()
@@ -92,3 +93,7 @@ def _refuse_fixed(running: NodeConfig, wanted: NodeConfig) -> None:
     ]
     if faults:
         raise InvalidInput("; ".join(f"{fault.pointer}: {fault.message}" for fault in faults), faults)
+
+
+def _mig(config: NodeConfig) -> list[dict[str, object]]:
+    return [wish.model_dump(mode="json") for wish in config.wishes.mig]

@@ -17,6 +17,7 @@ from tests.unit.workers.test_auditing import GIB, GPU, MACHINE, SEAT, SEATING, u
 from workers import auditing
 from workers.agent import Agent
 from workers.auditing import Auditor
+from workers.seats import Seats
 
 
 class Waiting:
@@ -58,7 +59,8 @@ def agent(nvml: RecordedNvml) -> Iterator[Agent]:
     made = Agent.__new__(Agent)
     made._auditor = Auditor(lambda: SEATING, list, lambda: None, 60.0, nvml)
     made._auditor.expect_free("slot", SEAT)
-    made._below, made._reseating, made._stopping_at = {}, None, None
+    made._seats = Seats.__new__(Seats)
+    made._seats._below, made._seats._reseating, made._stopping_at = {}, None, None
     made._selector = selectors.DefaultSelector()
     made._settings = None  # type: ignore[assignment]
     yield made
@@ -86,9 +88,9 @@ def test_a_slot_starts_only_once_its_video_memory_was_seen_free(
 def test_a_slot_whose_class_is_below_its_wish_is_not_started(agent: Agent, slot: Waiting) -> None:
     agent._auditor.start()
     until(lambda: agent._auditor.why_wait("slot") is None)
-    agent._below["slot"] = "class C beside d, B is wished"
+    agent._seats._below["slot"] = "class C beside d, B is wished"
     agent._look_at(slot, time.monotonic())  # type: ignore[arg-type]
     assert slot.starts == 0
-    agent._below.clear()
+    agent._seats._below.clear()
     agent._look_at(slot, time.monotonic())  # type: ignore[arg-type]
     assert slot.starts == 1

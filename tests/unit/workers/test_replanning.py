@@ -98,6 +98,10 @@ def test_what_may_change_comes_back(reread: Reread) -> None:
         ("name = ", "TOML"),
         (LEFT.replace('"n"', '"m"'), "/name: 'm': the agent that runs has 'n'; restart it"),
         (LEFT + '[paths]\nwork = "/fast"\n', "/paths/work: '/fast': the agent that runs has None"),
+        (
+            LEFT + '[[mig]]\ngpu = "GPU-5a1f7c1e"\nprofiles = ["1g.5gb"]\n',
+            "/mig: [{'gpu': 'GPU-5a1f7c1e', 'profiles': ['1g.5gb']}]: the agent that runs has []; restart it",
+        ),
         (LEFT + '[[neighbours]]\nname = "d"\ncpus = "90"\n', "neighbours.d.cpus: CPUs 90 are not"),
         (LEFT + SLOT.format("b", "0-3"), "slots.b.cpus: CPUs 0-3 are taken"),
         (
