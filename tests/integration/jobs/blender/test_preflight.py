@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from blender_asset_tracer.blendfile import BlendFile
 from PIL import Image
 
 from farm.errors import InvalidSpec, PermanentFailure
 from tests.integration.jobs.blender.conftest import Job, run_in_blender
+from tests.unit.jobs.local_host import LocalHost
 
 MakeJob = Callable[..., Job]
 
@@ -116,6 +119,30 @@ def test_a_bake_without_its_cache_on_disk_is_missing(job: MakeJob, made: Path) -
     assert list((made / "blendcache_baked").iterdir())
     finding = found(job(made / "baked.blend").preflight(), "missing_file")
     assert finding["message"] == "point cache 'Cube' is missing: '//blendcache_baked'"
+
+
+def test_a_baked_fluid_lacks_the_frames_that_are_not_in_its_cache(made: Path, tmp_path: Path) -> None:
+    # the wheel's fluid solver cannot bake: the mark of a bake is set by hand, as Blender would save it
+    scene = Path(shutil.copy(made / "simulations.blend", tmp_path))
+    file = BlendFile(scene, mode="r+b")
+    (domain,) = [block for block in file.blocks if block.dna_type_name == "FluidDomainSettings"]
+    for field, value in ((b"cache_flag", 1 << 1), (b"cache_frame_start", 2), (b"cache_frame_end", 3)):
+        domain.set(field, value)
+    domain.set(b"cache_directory", "//smoke")
+    file.close()
+    cache = tmp_path / "fluid_data.vdb"
+    cache.write_bytes(b"a frame")
+
+    def told(*numbers: int) -> list[str]:
+        files = {f"smoke/data/fluid_data_{number:04d}.vdb": cache for number in numbers}
+        host = LocalHost(tmp_path / f"host-{len(numbers)}", {scene.name: scene, **files})
+        findings = Job(host, {"scene": scene.name, "frames": "1-5"}).preflight()["findings"]
+        return [finding["message"] for finding in findings if "Smoke" in finding["message"]]
+
+    lacks = "fluid cache 'Smoke' is missing: '//smoke/data/fluid_data_0001.vdb' lacks"
+    assert told(2, 3) == []
+    assert told(2) == [f"{lacks} fluid_data_0003.vdb"]
+    assert told() == [f"{lacks} fluid_data_0002.vdb, fluid_data_0003.vdb"]
 
 
 def test_a_sequence_with_a_hole_is_missing_only_for_frames_that_show_it(
