@@ -1,4 +1,4 @@
-"""What guard and agent cost together while the farm works: ``python -m tests.benchmarks.agent_cost [SECONDS]``
+"""What guard and agent cost together while slots work: ``python -m tests.benchmarks.agent_cost [SECONDS]``.
 
 A real node on SQLite and Redis: the agent with its usual settings, its keepers, and the guard on a neighbour
 that streams a token every 8 ms and has a metrics page of a thousand lines (a server in a process of its own).
