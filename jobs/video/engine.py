@@ -201,7 +201,7 @@ class VideoEngine:
             return None
         gpu = torch.cuda.get_device_name(loaded.device) if loaded.device.type == "cuda" else "cpu"
         choice = gang_choice.choose(film.generation, denoisers, gpu)
-        member.share = choice.share
+        member.begin(choice.share)
         film.facts["gang"] = {"gpus": member.size, "share": choice.share, "why": choice.why}
         if choice.share != "guidance":
             enable_context_parallel(denoisers, member.mesh(choice.ring, choice.ulysses))

@@ -83,6 +83,11 @@ class Member:
             timeout=_LONGEST_HOLD,
         )
 
+    def begin(self, share: Share) -> None:
+        """A sample begins, shared in this way; nothing of the one before it holds, such as its size."""
+        self.share = share
+        self._outputs.clear()
+
     def mesh(self, ring: int, ulysses: int) -> Any:
         """All ranks as a mesh of these degrees; made once, since its groups live as long as the gang."""
         shape = (ring, ulysses)
@@ -121,6 +126,12 @@ class Member:
         leaving.join(_RETURN_S)
         if leaving.is_alive():
             _give_up("the gang's groups cannot be left")
+        if self.device == "cuda" and self.rank == 0:
+            try:
+                torch.cuda.synchronize()
+            except RuntimeError as error:
+                # an error that stays: every later film in this process would fail of it
+                _give_up(f"the device is lost after a gang ({error})")
 
     def agree(self, check: Callable[[], None]) -> None:
         """Before each pass: the first rank reads the control word, the others hear whether they go on.
