@@ -12,7 +12,10 @@ from typing import Any
 import pytest
 
 from jobs.render.blender import installation
+from jobs.render.blender.driver import BlenderDriver, wish_of
 from jobs.render.engine import create
+from jobs.render.held import Clock
+from jobs.render.spec import Spec
 from tests.unit.jobs.local_host import LocalHost
 
 REPOSITORY = Path(__file__).resolve().parents[4]
@@ -80,6 +83,30 @@ def job(tmp_path: Path) -> Callable[..., Job]:
         return Job(host, {"scene": files[0].name, **fields})
 
     return make
+
+
+@pytest.fixture(scope="module")
+def fault(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., str]]:
+    """What one of the made files says to a job's wishes: the fault that its preflight reports, or nothing.
+
+    One child for all of a module: it opens the file anew for every job, as a job's own child does.
+    """
+    folder = tmp_path_factory.mktemp("faults")
+    host = LocalHost(folder / "host", {path.name: path for path in made.glob("*.blend")})
+    (folder / "child").mkdir()
+    parsed, plan = host.plan("render", {"scene": "plain.blend"})
+    task = next(host.tasks(parsed, plan.steps[0]))
+    held = BlenderDriver().start("faults", Spec.model_validate(parsed), task, host, folder / "child")
+
+    def ask(scene: str = "plain.blend", **fields: Any) -> str:
+        spec = Spec.model_validate({"scene": scene, "frames": "1-2", **fields})
+        inputs = held.child.inputs
+        held.ask("load", path=str(inputs / scene), root=str(inputs), wish=wish_of(spec, 2, []))
+        answer = held.wait(("loaded",), scene, Clock(60.0), host)
+        return f"{answer['fault']['kind']}: {answer['fault']['message']}" if answer["fault"] else ""
+
+    yield ask
+    held.end(politely=False)
 
 
 class Job:

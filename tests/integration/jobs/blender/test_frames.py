@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -157,7 +158,9 @@ def test_formats_read_back_with_alpha_depth_and_type(job: MakeJob, made: Path) -
     assert pixels(jpeg.file(1, "beauty.jpg")).shape == (36, 48, 3)
 
 
-def test_an_override_changes_one_property_and_a_wrong_one_is_refused(job: MakeJob, made: Path) -> None:
+def test_an_override_changes_one_property_and_a_wrong_one_is_refused(
+    job: MakeJob, made: Path, fault: Callable[..., str]
+) -> None:
     override = {"on": "object", "name": "Cube", "property": "hide_render", "value": True}
     one = job(made / "plain.blend", frames="1", transparent=True, blender={"overrides": [override]})
     one.run()
@@ -171,8 +174,8 @@ def test_an_override_changes_one_property_and_a_wrong_one_is_refused(job: MakeJo
          "property 'resolution_x' goes from 4 to 65536, but the value is 200000"),
         ({"on": "scene", "name": "Scene", "property": "render.use_stamp"}, "what a farm decides"),
     ):  # fmt: skip
-        with pytest.raises(InvalidSpec, match=words):
-            job(made / "plain.blend", frames="1-2", blender={"overrides": [override | wrong]}).run()
+        assert re.search(words, fault(blender={"overrides": [override | wrong]}))
+    assert fault(blender={"overrides": [override]}) == ""
 
 
 @pytest.mark.parametrize(
@@ -185,36 +188,43 @@ def test_an_override_changes_one_property_and_a_wrong_one_is_refused(job: MakeJo
     ],
 )
 def test_an_override_reaches_no_place_where_text_may_run(
-    job: MakeJob, made: Path, on: str, name: str, path: str
+    fault: Callable[..., str], on: str, name: str, path: str
 ) -> None:
     scene = "osl" if on == "material" else "scripts"
     override = {"on": on, "name": name, "property": path, "value": "1 + 1"}
-    with pytest.raises(InvalidSpec, match="which cannot be overridden"):
-        job(made / f"{scene}.blend", frames="1", blender={"overrides": [override]}).run()
+    assert "which cannot be overridden" in fault(f"{scene}.blend", blender={"overrides": [override]})
 
 
-def test_names_that_the_file_does_not_have_are_refused_with_the_choices(job: MakeJob, made: Path) -> None:
+def test_names_that_the_file_does_not_have_are_refused_with_the_choices(
+    job: MakeJob, made: Path, fault: Callable[..., str]
+) -> None:
     for blender, words in (
-        ({"camera": "Nope"}, "there is no camera 'Nope' in scene 'Scene'; it has 'Shot'"),
         ({"scene": "Nope"}, "there is no scene 'Nope' in the file; it has 'Scene'"),
         ({"view_layer": "Nope"}, "there is no view layer 'Nope'"),
         ({"view_transform": "Nope"}, "view_transform 'Nope' is not in this OCIO configuration"),
     ):
-        with pytest.raises(InvalidSpec, match=words):
-            job(made / "plain.blend", blender=blender).run()
+        assert words in fault(blender=blender)
+    with pytest.raises(InvalidSpec, match="there is no camera 'Nope' in scene 'Scene'; it has 'Shot'"):
+        job(made / "plain.blend", blender={"camera": "Nope"}).run()
 
 
-@pytest.mark.parametrize("device", ["cuda", "optix", "hip", "oneapi"])
+@pytest.mark.parametrize("device", ["cuda", "hip"])
 def test_a_device_that_is_not_there_fails_and_nothing_falls_to_the_cpu(
     job: MakeJob, made: Path, device: str
 ) -> None:
     """BlenderKit 777."""
-    if device in ("cuda", "optix") and Path("/dev/nvidia0").exists():
+    if device == "cuda" and Path("/dev/nvidia0").exists():
         pytest.skip("this machine has an NVIDIA GPU")
     one = job(made / "plain.blend", device=device)
     with pytest.raises(DeviceUnavailable, match=device):
         one.run()
     assert one.host.published == {}
+
+
+def test_every_kind_of_gpu_that_is_not_there_is_said(fault: Callable[..., str]) -> None:
+    nvidia = Path("/dev/nvidia0").exists()
+    for device in ("hip", "oneapi") if nvidia else ("cuda", "optix", "hip", "oneapi"):
+        assert re.match(f"device: .*({device}|{device.upper()})", fault(device=device))
 
 
 def test_another_version_of_blender_is_never_taken_instead(job: MakeJob, made: Path) -> None:
