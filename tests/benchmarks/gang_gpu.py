@@ -329,6 +329,33 @@ def used_bytes() -> list[int]:
         return []
 
 
+def links() -> str:
+    """How the GPUs are joined, as the driver tells it; empty without one."""
+    try:
+        told = subprocess.run(
+            ["nvidia-smi", "topo", "-m"], capture_output=True, text=True, check=False, timeout=30
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return told.stdout
+
+
+def measured_row(data: dict[str, Any]) -> str:
+    """These figures as a row of ``jobs.video.gang_choice.MEASURED``; empty where some are missing."""
+    speed, about = data["speed"], data["speed"].get("auto", {})
+    alone = [row["step_s"] for name, row in speed.items() if name.startswith("one ") and "step_s" in row]
+    shared: dict[str, float] = {}
+    for row in speed.values():
+        if row.get("share") in TITLES and "step_s" in row:
+            shared[row["share"]] = round(min(shared.get(row["share"], row["step_s"]), row["step_s"]), 4)
+    if not alone or not shared or "tokens" not in about:
+        return ""
+    return (
+        f"Measured(gpu={about['gpu']!r}, width={about['width']}, layers={about['layers']}, "
+        f"tokens={about['tokens']}, gpus=2, alone_s={min(alone):.4f}, shared_s={shared})"
+    )
+
+
 def _told(found: dict[str, Any]) -> str:
     return json.dumps({key: value for key, value in found.items() if key != "frames"})
 
@@ -452,6 +479,8 @@ def main() -> int:
     asked.scratch = tempfile.mkdtemp(prefix="gang-gpu-")
     bench = Bench(asked, results)
     bench._free("before")
+    results.data["links"] = links()
+    print(results.data["links"], flush=True)
     parts = asked.parts.split(",")
     try:
         if "speed" in parts:
@@ -464,6 +493,7 @@ def main() -> int:
         (asked.out / "table.md").write_text(text)
         results.write()
         print(text, flush=True)
+    print(measured_row(results.data), flush=True)
     wrong = verdict(results.data)
     for line in wrong:
         print(f"NOT AS IT SHOULD BE: {line}", flush=True)
