@@ -8,8 +8,8 @@ const EVERY_MS = 600;
 const MOST = 6;
 /** Settings in the order in which people look for them; those left out take the preset's. */
 const SETTINGS = ["model", "preset", "size", "frames", "seconds", "fps", "steps", "guidance", "guidance_2", "flow_shift", "scheduler",
-  "strength", "dtype", "quantisation", "attention", "cache", "compile", "offload", "gpus", "device", "bits"];
-const PLAIN = { preset: "standard", quantisation: "none", attention: "native", compile: "none", offload: "none", gpus: 1, device: "cpu" };
+  "strength", "dtype", "quantisation", "attention", "cache", "compile", "offload", "gpus", "gang", "device", "bits"];
+const PLAIN = { preset: "standard", quantisation: "none", attention: "native", compile: "none", offload: "none", gpus: 1, gang: "auto", device: "cpu" };
 
 /** Show what a video job was asked; nothing for jobs of other kinds. */
 export function showVideo(holder, job, steps) {
