@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from gpu_pinning.machine import Topology
 from gpu_pinning.stillness.launching import environment
 
 SAME_CORE = 1.15
@@ -70,6 +71,22 @@ def measure(decode: Sequence[int], farm: Sequence[int], look_s: float = 0.15) ->
         "farm_on_arithmetic": round(arithmetic / normal, 4),
         "farm_on_memory": round(memory / normal, 4),
     }
+
+
+def with_real_cores(machine: Topology, stride: int) -> Topology:
+    """The machine with CPU n and CPU n + ``stride`` as threads of one core, which a hypervisor may hide.
+
+    Then no core is given to decode and to the farm. Raises :class:`ValueError` where that leaves CPUs over,
+    or where the machine tells its threads itself.
+    """
+    cores = {cpu: core for core in machine.cores for cpu in core.cpus}
+    if len(cores) != len(machine.cores):
+        raise ValueError("this machine tells itself which CPUs are threads of one core")
+    firsts = [cpu for cpu in sorted(cores) if stride > 0 and cpu // stride % 2 == 0]
+    if {cpu + offset for cpu in firsts for offset in (0, stride)} != set(cores):
+        raise ValueError(f"a stride of {stride} does not pair CPUs {min(cores)} to {max(cores)}")
+    pairs = tuple(cores[cpu].model_copy(update={"cpus": (cpu, cpu + stride)}) for cpu in firsts)
+    return machine.model_copy(update={"cores": pairs})
 
 
 def in_words(found: dict[str, Any]) -> str:

@@ -23,6 +23,7 @@ from gpu_pinning.errors import PinningError
 from gpu_pinning.machine import Topology
 from gpu_pinning.stillness import report as reports
 from gpu_pinning.stillness.arms import SETTLE_S, Arm, Block, run_block
+from gpu_pinning.stillness.core_harm import with_real_cores
 from gpu_pinning.stillness.crew import FarmWorker, Work
 from gpu_pinning.stillness.decode_load import FORMS, describe
 from gpu_pinning.stillness.facts import host_facts, read_machine
@@ -69,6 +70,8 @@ class Options:
     out: Path = Path("stillness")
     quartets: int = 6
     least_block_s: float = 0.5
+    real_cores: int = 0
+    """Above 0: CPU n and CPU n + this are threads of one core (:mod:`gpu_pinning.stillness.core_harm`)."""
     seed: int = 0
     live: Path | None = None
     """A folder to show the run in as it happens; see :mod:`gpu_pinning.stillness.live`."""
@@ -128,6 +131,8 @@ def run(
     if form == "auto":
         form = "graph" if options.url is None and cuda_is_there() else "cpu"
     machine = read_machine()
+    if options.real_cores and machine is not None:
+        machine = with_real_cores(machine, options.real_cores)
     wishes = Wishes.load(options.farm_toml) if options.farm_toml else None
     seats = seat(machine, wishes, decode_gpu=form != "cpu" or options.url is not None)
     bench = _Bench(options, form, machine, seats, say)

@@ -99,12 +99,20 @@ class Proof:
         parser.add_argument("--minutes", type=float, default=9.0, help="for all of it, the start apart")
         parser.add_argument("--quartets", type=int, default=6)
         parser.add_argument("--parts", default=",".join(PARTS), help="some of these, in this order")
+        parser.add_argument(
+            "--real-cores",
+            type=int,
+            default=0,
+            metavar="N",
+            help="CPU n and CPU n + N are threads of one core, as the part `cores` found",
+        )
         parser.add_argument("--cpu", action="store_true", help="in CPU form, to try the script")
         chosen = parser.parse_args(given)
         self._out: Path = chosen.out
         self._seconds = chosen.minutes * 60
         self._short = chosen.minutes < SHORT_MINUTES
         self._cpu: bool = chosen.cpu
+        self._real_cores: int = chosen.real_cores
         self._quartets: int = 1 if self._short else chosen.quartets
         self._parts = [part for part in chosen.parts.split(",") if part]
         unknown = set(self._parts) - set(PARTS)
@@ -113,7 +121,12 @@ class Proof:
         self._out.mkdir(parents=True, exist_ok=True)
         self._decode: DecodeProcess | None = None
         self.found = Findings(self._out, self._began)
-        self.found.about = {"short": self._short, "cpu_form": self._cpu, "stand_ins": stand_ins()}
+        self.found.about = {
+            "short": self._short,
+            "cpu_form": self._cpu,
+            "real_cores": self._real_cores,
+            "stand_ins": stand_ins(),
+        }
 
     def say(self, text: str) -> None:
         """Print at once, with the time since the start."""
@@ -131,6 +144,8 @@ class Proof:
             self.found.not_run.append(missing)
             return self._end()
         self.found.not_run += stand_ins()
+        if self._real_cores:
+            machine = core_harm.with_real_cores(machine, self._real_cores)
         seats = seat(machine, None, decode_gpu=not self._cpu)
         gpu = "shared" if self._cpu else seats.decode_gpu
         with tempfile.TemporaryDirectory(prefix="stillness-") as folder:
@@ -238,6 +253,7 @@ class Proof:
                 least_block_s=0.8 if self._short else 0.5,
                 quartets=self._quartets if form == "graph" else max(1, self._quartets - 2),
                 explain=form == "eager",
+                real_cores=self._real_cores,
             )
             report, _ = run(options, self.say, decode)
         self.found.runs[form] = {key: value for key, value in report.items() if key != "plots"}
