@@ -21,6 +21,9 @@ if "resolution" in wish:
     scene.render.resolution_percentage = 100
 for name in wish.get("passes", ()):
     setattr(scene.view_layers[0], f"use_pass_{name}", True)
+for path, value in wish.get("set", {}).items():
+    group, name = path.split(".")
+    setattr(getattr(scene, group), name, value)
 settings = scene.render.image_settings
 for number in wish["frames"]:
     scene.frame_set(number)

@@ -51,12 +51,20 @@ def test_what_is_not_named_is_as_the_file_says(job: MakeJob, made: Path, direct:
 
 
 def test_what_is_named_is_done(job: MakeJob, made: Path, direct: Callable[..., Path]) -> None:
-    one = job(made / "plain.blend", frames="2,4", samples=7, resolution=[40, 30], outputs=["png", "exr32"])
+    blender = {
+        "motion_blur": True, "denoiser": "openimagedenoise", "view_transform": "AgX",
+        "look": "AgX - High Contrast", "exposure": 0.5, "gamma": 1.25,
+    }  # fmt: skip
+    asked = {"samples": 7, "resolution": [40, 30]}
+    one = job(made / "plain.blend", frames="2,4", outputs=["png", "exr32"], blender=blender, **asked)
     host = one.run()
     assert sorted(number for _, number in host.published) == [2, 4]
-    folder = direct(
-        made / "plain.blend", frames=[2, 4], samples=7, resolution=[40, 30], formats=["png", "exr"]
-    )
+    said = {
+        "render.use_motion_blur": True, "cycles.use_denoising": True, "cycles.denoiser": "OPENIMAGEDENOISE",
+        "view_settings.view_transform": "AgX", "view_settings.look": "AgX - High Contrast",
+        "view_settings.exposure": 0.5, "view_settings.gamma": 1.25,
+    }  # fmt: skip
+    folder = direct(made / "plain.blend", frames=[2, 4], formats=["png", "exr"], set=said, **asked)
     for number in (2, 4):
         assert np.array_equal(pixels(one.file(number)), pixels(folder / f"{number}.png"))
         ours, theirs = exr(one.file(number, "layers.exr")), exr(folder / f"{number}.exr")
