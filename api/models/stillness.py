@@ -22,7 +22,9 @@ class Stillness(Out):
     decode: str = Field(description="What decodes")
     loads: list[str] = Field(default_factory=list, description="The farm's work in its fence, in words")
     hurt: bool = Field(default=False, description="Whether isolation is switched off at times")
-    arm: str | None = Field(default=None, description="placebo, farm, spare, control or alone; null: warm-up")
+    arm: str | None = Field(
+        default=None, description="placebo, farm, fenced, spare, loose, control or alone; null: warm-up"
+    )
     working: bool = Field(default=False, description="Whether farm work runs at this moment")
     isolation: bool | None = Field(default=None, description="Whether it is fenced; null: none runs")
     note: str = ""

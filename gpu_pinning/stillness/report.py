@@ -22,6 +22,7 @@ _COLOURS = {
     "placebo": "#2563eb",
     "farm": "#059669",
     "control": "#dc2626",
+    "fenced": "#0d9488",
     "spare": "#7c3aed",
     "loose": "#b45309",
 }
@@ -29,8 +30,9 @@ _NAMES = {
     "placebo": "placebo (idle against idle)",
     "farm": "farm, isolated",
     "control": "positive control (isolation off)",
-    "spare": "farm, every other core spare",
-    "loose": "the same workers, not fenced",
+    "fenced": "fenced, no guard",
+    "spare": "fenced, no guard, half at rest",
+    "loose": "not fenced, no guard",
 }
 _VERDICTS = {
     "still": "Still: the farm does not disturb decode on this machine.",

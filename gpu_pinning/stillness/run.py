@@ -52,6 +52,8 @@ _SHORTEST_S = 20.0
 _LONGEST_BLOCK_S = 5.0
 _BACK_S = 1.0
 _WRITE_S = 3.0
+HURTING = ("control", "loose")
+"""Arms without a fence."""
 _QUICK_REPEATS = 20
 """Bootstrap repeats for what is written after each arm of a round."""
 Say = Callable[[str], None]
@@ -76,8 +78,8 @@ class Options:
     live: Path | None = None
     """A folder to show the run in as it happens; see :mod:`gpu_pinning.stillness.live`."""
     explain: bool = False
-    """Also the farm with every other worker at rest, and the same workers without a fence: what spare cores
-    and what the fence win back."""
+    """Also, without the guard: the farm in its fence, the same with every other worker at rest, and the same
+    workers without a fence. What the fence and what spare cores win back, and what is left to the guard."""
 
     def __post_init__(self) -> None:
         if self.seconds < _SHORTEST_S:
@@ -102,8 +104,7 @@ class Record:
         idle = np.concatenate([block.durations for kind, block in blocks if kind == "idle"])
         arm = np.concatenate([block.durations for kind, block in blocks if kind == "arm"])
         try:
-            hurt = name in ("control", "loose")
-            quartet = Quartet(idle, arm, CONTROL_STEPS) if hurt else Quartet(idle, arm)
+            quartet = Quartet(idle, arm, CONTROL_STEPS) if name in HURTING else Quartet(idle, arm)
             self.quartets.setdefault(name, []).append(quartet)
         except ValueError as error:
             self.short.append(f"{name}: {error}")
@@ -212,8 +213,11 @@ class _Bench:
         farm = self.arms["farm"]
         self.guard = Guarded(source, seats.farm)
         farm.keeper = self.guard
-        if options.explain and len(farm.workers) > 1:
-            self.arms["spare"] = Arm("spare", every_other(farm.workers), self.guard)
+        if options.explain:
+            # what the fence does by itself: a guard that holds would hide it
+            self.arms["fenced"] = Arm("fenced", farm.workers)
+            if len(farm.workers) > 1:
+                self.arms["spare"] = Arm("spare", every_other(farm.workers))
         stack.callback(self._end_guard)
         if self.live is not None:
             self.live.watch(source, [worker for arm in self.arms.values() for worker in arm.workers])
@@ -259,7 +263,7 @@ class _Bench:
             for kind in ("idle", "arm", "arm", "idle"):
                 busy = arm if kind == "arm" and arm.workers else None
                 if self.live is not None:
-                    self.live.now(arm.name, busy is not None, arm.keeper is not None if busy else None)
+                    self.live.now(arm.name, busy is not None, arm.name not in HURTING if busy else None)
                 blocks.append((kind, run_block(self.source, busy, block_s, self.seats.decode)))
             return blocks
         finally:

@@ -5,7 +5,7 @@
 farm, under the guard. Arms: placebo, farm isolated, positive control (isolation off, which hurts).
 3. ``breach``: denoise steps on decode's own GPU, frozen by the guard; finished later, same result.
 4. ``host``: encodes on decode's cores, paused by the guard. 5. ``eager``: the arms with launch-bound decode,
-and two more: every other farm worker at rest, and the same workers without a fence. Steal, waits of decode
+and three without the guard: fenced, with every other worker at rest, and not fenced. Steal, waits of decode
 for a core, what was held, and the guard's own processor time are reported apart.
 
 Needs Python, torch, numpy and gpu_pinning's dependencies (pydantic); PyAV and Mitsuba where they are

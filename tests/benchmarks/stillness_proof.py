@@ -249,7 +249,7 @@ class Proof:
                 form=decode.form,
                 hurt=True,
                 out=self._out / form,
-                # launch-bound steps are longer, and its arms two more: fewer rounds, longer blocks
+                # launch-bound steps are longer, and its arms three more: fewer rounds, longer blocks
                 least_block_s=0.8 if self._short else 0.5,
                 quartets=self._quartets if form == "graph" else max(1, self._quartets - 2),
                 explain=form == "eager",
@@ -265,7 +265,7 @@ class Proof:
         bound = form != "eager"
         if report["verdict"] in ("inconclusive", "void"):
             self.found.not_run.append(f"a verdict on {form}: {report['verdict']}: {report['reasons'][0]}")
-        for name in ("placebo", "farm", "spare", "loose"):
+        for name in ("placebo", "farm", "fenced", "spare", "loose"):
             if (arm := report["arms"].get(name)) is None:
                 continue
             goal = name == "farm" and bound
