@@ -13,6 +13,7 @@ import fcntl
 import hashlib
 import importlib.util
 import os
+import select
 import shutil
 import stat
 import subprocess
@@ -81,6 +82,8 @@ class EmbeddedBroker:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._lock_fd = -1
+        self._stop_fd = -1
+        """Becomes readable when the broker is to end."""
         self._failure: Exception | None = None
 
     @property
@@ -109,6 +112,7 @@ class EmbeddedBroker:
         try:
             self._write_config()
             (self.folder / "broker.log").write_bytes(b"")
+            self._stop_fd = os.eventfd(0, os.EFD_CLOEXEC)
             self._thread = threading.Thread(
                 target=self._supervise, args=(program,), name="embedded-broker", daemon=True
             )
@@ -122,8 +126,13 @@ class EmbeddedBroker:
     def stop(self) -> None:
         """End the server, by force after a while. Harmless when repeated."""
         self._stopping.set()
+        if self._stop_fd >= 0:
+            os.eventfd_write(self._stop_fd, 1)
         if self._thread is not None:
             self._thread.join()
+        if self._stop_fd >= 0:
+            os.close(self._stop_fd)
+            self._stop_fd = -1
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1
@@ -246,9 +255,18 @@ class EmbeddedBroker:
             )
 
     def _wait_for(self, process: subprocess.Popen[bytes]) -> int:
-        while not self._stopping.is_set():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                return process.wait(timeout=0.1)
+        try:
+            pidfd = os.pidfd_open(process.pid)
+        except ProcessLookupError:
+            # it has ended, and whoever asked for its id has noticed first
+            return process.wait()
+        try:
+            # a wait with a timeout would look twenty times a second, for as long as the farm lives
+            select.select([pidfd, self._stop_fd], [], [])
+        finally:
+            os.close(pidfd)
+        if not self._stopping.is_set():
+            return process.wait()
         process.terminate()
         try:
             return process.wait(timeout=STOP_TIMEOUT_S)
