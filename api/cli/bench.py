@@ -33,6 +33,14 @@ def stillness(
         bool,
         typer.Option("--hurt", help="Also run the positive control: farm work without a fence. It hurts."),
     ] = False,
+    explain: Annotated[
+        bool,
+        typer.Option(
+            "--explain",
+            help="Also, without the guard: fenced, fenced with half of the workers at rest, and not fenced. "
+            "It hurts.",
+        ),
+    ] = False,
     live: Annotated[
         bool,
         typer.Option("--live", help="Show it on this machine's dashboard as it happens (costs a little)."),
@@ -55,7 +63,16 @@ def stillness(
     check_folder(out, "--out")
     try:
         options = Options(
-            seconds, form, url, model, hurt, config, out, quartets, live=_live_folder() if live else None
+            seconds,
+            form,
+            url,
+            model,
+            hurt,
+            config,
+            out,
+            quartets,
+            live=_live_folder() if live else None,
+            explain=explain,
         )
     except ValueError as error:
         typer.echo(f"error: {error}", err=True)

@@ -27,6 +27,7 @@ def main() -> int:
     parser.add_argument("--url")
     parser.add_argument("--model")
     parser.add_argument("--hurt", action="store_true", help="the positive control too: it hurts neighbours")
+    parser.add_argument("--explain", action="store_true", help="three arms without the guard too: it hurts")
     parser.add_argument("--live", type=Path, help="a folder to show the run in as it happens")
     parser.add_argument("--config", type=Path)
     parser.add_argument("--quartets", type=int, default=6)
@@ -35,7 +36,7 @@ def main() -> int:
     try:
         options = Options(
             chosen.seconds, chosen.form, chosen.url, chosen.model, chosen.hurt, chosen.config, chosen.out,
-            chosen.quartets, live=chosen.live,
+            chosen.quartets, live=chosen.live, explain=chosen.explain,
         )  # fmt: skip
     except ValueError as error:
         parser.error(str(error))

@@ -351,6 +351,8 @@ def conclude(
     if warm is not None and not warm["agreed"]:
         words = f"warm-up ended after {warm['seconds']:.0f} s without a placebo within {TOLERANCE:.0%}"
         return results, Judgement(Outcome.INCONCLUSIVE, (f"{words}: {warm['ratios'][-3:]}",))
+    if options.quartets < 2:
+        return results, Judgement(Outcome.INCONCLUSIVE, ("one round tries the bench, and shows nothing",))
     return results, judge(results["farm"], results["placebo"], results.get("control"))
 
 
