@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import mmap
 import weakref
 from collections.abc import Iterable
 from typing import Any, Final
@@ -32,7 +33,11 @@ class Shelf:
         self._tensors = [tensor for tensor in found if tensor.is_contiguous()]
         self._others = [tensor for tensor in found if not tensor.is_contiguous()]
         self.nbytes = sum(_room(tensor) for tensor in self._tensors)
-        self._memory = torch.empty(self.nbytes, dtype=torch.uint8)
+        # pages of its own: two stretches that share one could not both be locked
+        pages = mmap.mmap(-1, max(1, self.nbytes))
+        with contextlib.suppress(OSError):
+            pages.madvise(mmap.MADV_HUGEPAGE)
+        self._memory = torch.frombuffer(pages, dtype=torch.uint8)[: self.nbytes]
         self._unlock: Any = None
         if lock and self.nbytes:
             cudart = torch.cuda.cudart()
