@@ -20,8 +20,9 @@ _LOOK: Final = 320
 _HDR: Final = {16: "pq", 18: "hlg"}
 """Transfer characteristics (ITU-T H.273) that are not shown by sRGB's curve."""
 _WHITE: Final = 65_283.0
-"""What FFmpeg's scaler makes of white where it turns 10 or 12 bits of limited range to 16 bits of RGB: divided
-by 65,535, PQ's curve makes a mid grey 7 % too dark."""
+"""What FFmpeg's scaler makes of white where it turns 10 or 12 bits of limited range to 16 bits of RGB.
+
+Divided by 65,535, PQ's curve makes a mid grey 7 % too dark."""
 
 
 def pick_frames(path: Path, label: str, folder: Path, count: int, max_side: int, host: Host) -> RawScene:
