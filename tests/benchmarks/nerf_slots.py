@@ -1,7 +1,7 @@
 """Views of a field by one slot and by two: ``python -m tests.benchmarks.nerf_slots [VIEWS] [CORES]``.
 
 A farm of its own with one CPU slot, then with two, each with CORES (1) cores of its own; a small field is
-trained, and VIEWS (96) views of 320x240 are rendered in chunks of 4. What counts is the time from the first
+trained, and VIEWS (96) views of 160x120 are rendered in chunks of 4. What counts is the time from the first
 view begun to the last one published. One, two, two, one, so that drift of the machine falls on both alike.
 Bound: two slots render at least 1.8 times as many views a second. Exit codes: 0 it was kept, 1 not, 3 the
 machine has too few cores for two slots and the farm itself.
@@ -30,8 +30,8 @@ def spec_of(views: int) -> dict[str, Any]:
     """A job whose views take far longer than its training."""
     return {
         "source": "set/transforms.json", "path": {"type": "orbit"}, "frames": f"1-{views}",
-        "resolution": [320, 240], "chunk_frames": 4, "max_retries": 0,
-        "train": {"iterations": 60, "resolution": 48, "samples": 96, "ray_samples": 8000, "sh_degree": 1},
+        "resolution": [160, 120], "chunk_frames": 4, "max_retries": 0,
+        "train": {"iterations": 60, "resolution": 48, "samples": 64, "ray_samples": 8000, "sh_degree": 1},
     }  # fmt: skip
 
 
