@@ -50,6 +50,8 @@ EXIT_CODES = {Outcome.STILL: 0, Outcome.DISTURBED: 4, Outcome.VOID: 5, Outcome.I
 WARM_UP_MOST_S = 300.0
 _SHORTEST_S = 20.0
 _LONGEST_BLOCK_S = 5.0
+_FULL_BLOCK_S = 1.2
+"""Shorter blocks hold too few steps; two longer rounds are better than three such ones."""
 _BACK_S = 1.0
 _WRITE_S = 3.0
 HURTING = ("control", "loose")
@@ -234,14 +236,18 @@ class _Bench:
         ends = self.began + 0.95 * options.seconds - _WRITE_S
         self.say("warming up")
         most_s = min(WARM_UP_MOST_S, 0.25 * options.seconds)
-        block_s = _block_s(0.6 * options.seconds, options, list(self.arms))
+        rounds, names, least_s = options.quartets, list(self.arms), options.least_block_s
+        block_s = _block_s(0.6 * options.seconds, rounds, names, least_s)
         self.warm = _warm_up(self.source, seats, block_s, most_s, self.say)
         # warm-up took what it needed; the rest is for the rounds
-        block_s = _block_s(ends - time.time(), options, list(self.arms))
-        self.say(f"{options.quartets} rounds of {len(self.arms)} arms, blocks of {block_s:.1f} s")
-        for number in range(options.quartets):
+        while rounds > 2 and _block_s(ends - time.time(), rounds, names, 0.0) < _FULL_BLOCK_S:
+            rounds -= 1
+        block_s = _block_s(ends - time.time(), rounds, names, least_s)
+        fewer = f" (not {options.quartets}: blocks would be too short)" if rounds < options.quartets else ""
+        self.say(f"{rounds} rounds{fewer} of {len(names)} arms, blocks of {block_s:.1f} s")
+        for number in range(rounds):
             for name, arm in self.arms.items():
-                if name == "control" and number not in control_rounds(options.quartets):
+                if name == "control" and number not in control_rounds(rounds):
                     continue
                 if name == "farm" and number % 2:
                     self._alone(block_s)
@@ -252,7 +258,7 @@ class _Bench:
                     if not number % 2:
                         self._alone(block_s)
                 reports.write_data(self.found(_QUICK_REPEATS)[0] | {"partial": True}, options.out)
-            self.say(f"round {number + 1} of {options.quartets} is done")
+            self.say(f"round {number + 1} of {rounds} is done")
 
     def _quartet(self, arm: Arm, block_s: float) -> list[tuple[str, Block]]:
         assert self.guard is not None
@@ -407,13 +413,12 @@ def every_other(workers: Sequence[FarmWorker]) -> list[FarmWorker]:
     return half if len(half) < len(workers) else list(workers[::2])
 
 
-def _block_s(left_s: float, options: Options, arms: Iterable[str]) -> float:
+def _block_s(left_s: float, rounds: int, arms: Iterable[str], least_s: float) -> float:
     """How long a block may be, so that all rounds fit in the time that is left."""
-    rounds = options.quartets
     names = [name for name in arms if name != "control"]
     # each round ends with two blocks alone and the time that decode needs to find its pace again
     blocks = rounds * (4 * len(names) + 2) + (4 * len(control_rounds(rounds)) if "control" in arms else 0)
-    return min(_LONGEST_BLOCK_S, max(options.least_block_s, (left_s - rounds * _BACK_S) / blocks - SETTLE_S))
+    return min(_LONGEST_BLOCK_S, max(least_s, (left_s - rounds * _BACK_S) / blocks - SETTLE_S))
 
 
 def control_rounds(rounds: int) -> set[int]:
