@@ -58,6 +58,8 @@ def submit(client: FarmClient, name: str, **fields: Any) -> str:
         "frames": 17,
         "dtype": "float32",
         "seeds": [4],
+        # one pass a step: enough of them for a checkpoint and a kill, and no more work than that
+        "guidance": 1.0,
         "checkpoint_every": 5,
         "film": {"formats": ["mp4"]},
         **fields,
