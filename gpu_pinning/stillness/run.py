@@ -3,7 +3,7 @@
 Arms come in quartets A B B A, round after round: a placebo (idle against idle), the farm in its fence under
 the guard, and with ``hurt`` the farm with neither. Warm-up repeats the placebo until it agrees within 1 %; if
 it never does, the run is inconclusive. What the farm gets done beside decode is compared with what it gets
-done in the same fence while decode stands still. After each round what is known so far is written, so that
+done in the same fence while decode stands still. After each arm what is known so far is written, so that
 a run that is cut off leaves its arms.
 """
 
@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,19 +29,10 @@ from gpu_pinning.stillness.decode_load import FORMS, describe
 from gpu_pinning.stillness.facts import host_facts, read_machine
 from gpu_pinning.stillness.launching import held_by, on_cpus
 from gpu_pinning.stillness.live import Live
+from gpu_pinning.stillness.record import HURTING, Record, arm_to_json, conclude, mean_of
 from gpu_pinning.stillness.seating import Seats, everywhere, loads_in_words, seat, unfenced
 from gpu_pinning.stillness.sources import DecodeProcess, DecodeServer, Source
-from gpu_pinning.stillness.statistics import (
-    CONTROL_STEPS,
-    REPEATS,
-    TOLERANCE,
-    ArmResult,
-    Judgement,
-    Outcome,
-    Quartet,
-    compare,
-    judge,
-)
+from gpu_pinning.stillness.statistics import REPEATS, TOLERANCE, Judgement, Outcome
 from gpu_pinning.stillness.throughput import Throughput, rates
 from gpu_pinning.stillness.watched import Guarded
 from gpu_pinning.wishes import Wishes
@@ -54,8 +45,6 @@ _FULL_BLOCK_S = 1.2
 """Shorter blocks hold too few steps; two longer rounds are better than three such ones."""
 _BACK_S = 1.0
 _WRITE_S = 3.0
-HURTING = ("control", "loose")
-"""Arms without a fence."""
 _QUICK_REPEATS = 20
 """Bootstrap repeats for what is written after each arm of a round."""
 Say = Callable[[str], None]
@@ -90,26 +79,6 @@ class Options:
             raise ValueError(f"form = {self.form!r}: choose one of auto, {', '.join(FORMS)}")
         if self.quartets < 1:
             raise ValueError(f"quartets = {self.quartets}: at least 1 is needed")
-
-
-@dataclass
-class Record:
-    """What was measured, arm by arm, for judgement and plots."""
-
-    quartets: dict[str, list[Quartet]] = field(default_factory=dict)
-    blocks: dict[str, list[tuple[str, Block]]] = field(default_factory=dict)
-    short: list[str] = field(default_factory=list)
-
-    def add(self, name: str, blocks: list[tuple[str, Block]]) -> None:
-        """Take in a quartet of blocks ``idle`` or ``arm``."""
-        self.blocks.setdefault(name, []).extend(blocks)
-        idle = np.concatenate([block.durations for kind, block in blocks if kind == "idle"])
-        arm = np.concatenate([block.durations for kind, block in blocks if kind == "arm"])
-        try:
-            quartet = Quartet(idle, arm, CONTROL_STEPS) if name in HURTING else Quartet(idle, arm)
-            self.quartets.setdefault(name, []).append(quartet)
-        except ValueError as error:
-            self.short.append(f"{name}: {error}")
 
 
 def cuda_is_there() -> bool:
@@ -330,51 +299,13 @@ class _Bench:
             "too_few_steps": self.record.short,
             "throughput": self.throughput.to_json(options.seed),
             "guard": guarded,
-            "steal": _mean_of(self.record, "steal"),
-            "decode_cpus_busy": _mean_of(self.record, "busy"),
-            "decode_waited": _mean_of(self.record, "waited"),
+            "steal": mean_of(self.record, "steal"),
+            "decode_cpus_busy": mean_of(self.record, "busy"),
+            "decode_waited": mean_of(self.record, "waited"),
             "hurt": options.hurt,
             "plots": reports.plot_data(self.record.blocks),
         }
         return found | {"holds_for": reports.subject(found)}, judgement
-
-
-def conclude(
-    record: Record, warm: dict[str, Any] | None, options: Options, repeats: int = REPEATS
-) -> tuple[dict[str, ArmResult], Judgement]:
-    """Results by arm and the verdict."""
-    results = {
-        name: compare(name, quartets, seed=options.seed, repeats=repeats)
-        for name, quartets in record.quartets.items()
-        if quartets
-    }
-    missing = [
-        name for name in ("placebo", "farm", *(["control"] if options.hurt else [])) if name not in results
-    ]
-    if missing:
-        why = "; ".join(record.short[:3]) or "nothing was measured"
-        return results, Judgement(Outcome.INCONCLUSIVE, (f"too few steps for {', '.join(missing)}: {why}",))
-    if warm is not None and not warm["agreed"]:
-        words = f"warm-up ended after {warm['seconds']:.0f} s without a placebo within {TOLERANCE:.0%}"
-        return results, Judgement(Outcome.INCONCLUSIVE, (f"{words}: {warm['ratios'][-3:]}",))
-    if options.quartets < 2:
-        return results, Judgement(Outcome.INCONCLUSIVE, ("one round tries the bench, and shows nothing",))
-    return results, judge(results["farm"], results["placebo"], results.get("control"))
-
-
-def arm_to_json(result: ArmResult) -> dict[str, Any]:
-    """An arm's ratios as JSON."""
-
-    def ratio(value: Any) -> dict[str, float]:
-        return {"value": value.value, "lower": value.lower, "upper": value.upper}
-
-    return {
-        "p50": ratio(result.p50),
-        "p99": ratio(result.p99),
-        "p999": result.p999,
-        "steps": result.steps,
-        "quartets": result.quartets,
-    }
 
 
 def _source(options: Options, form: str, seats: Seats, folder: Path) -> Source:
@@ -444,16 +375,4 @@ def _warm_up(source: Source, seats: Seats, block_s: float, most_s: float, say: S
             return {"agreed": agreed, "seconds": round(seconds, 1), "ratios": ratios}
 
 
-def _mean_of(record: Record, what: str) -> dict[str, float | None]:
-    """Mean share by arm, and over all idle blocks."""
-    rows: dict[str, list[float]] = {}
-    for name, blocks in record.blocks.items():
-        for kind, block in blocks:
-            seen = getattr(block, what)
-            if seen is not None:
-                rows.setdefault(name if kind == "arm" else "idle", []).append(seen)
-    names = ["idle", *record.blocks]
-    return {name: sum(rows[name]) / len(rows[name]) if rows.get(name) else None for name in names}
-
-
-__all__ = ["EXIT_CODES", "Options", "PinningError", "Record", "conclude", "run"]
+__all__ = ["EXIT_CODES", "Options", "run"]
