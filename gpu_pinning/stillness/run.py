@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from gpu_pinning.errors import PinningError
 from gpu_pinning.machine import Topology
 from gpu_pinning.stillness import report as reports
 from gpu_pinning.stillness.arms import SETTLE_S, Arm, Block, run_block
