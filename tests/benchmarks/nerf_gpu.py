@@ -135,7 +135,38 @@ def kernels(asked: argparse.Namespace) -> dict[str, Any]:
     )
     if max(apart) > 1e-4:
         raise AssertionError(f"the fused encoding is not the plain one: {apart}")
-    return {"encode_plain_ms": times[0], "encode_fused_ms": times[1], "encode_apart": apart}
+    return {
+        "encode_plain_ms": times[0], "encode_fused_ms": times[1], "encode_apart": apart, **blurs(dice, device)
+    }  # fmt: skip
+
+
+def blurs(dice: Any, device: Any) -> dict[str, Any]:
+    """The blur of the structural loss against a convolution in float64, and its time, there and back."""
+    import torch
+
+    from jobs.nerf.methods.structure import blur, window
+
+    maps = torch.rand(15, 800, 800, generator=dice, device=device)
+    grad = torch.rand(15, 790, 790, generator=dice, device=device)
+    line = torch.tensor(window(), dtype=torch.float64, device=device)
+    own, exact = maps.clone().requires_grad_(), maps.double().requires_grad_()
+    found = blur(own)
+    wanted = torch.nn.functional.conv2d(exact[:, None], line.view(1, 1, 11, 1))
+    wanted = torch.nn.functional.conv2d(wanted, line.view(1, 1, 1, 11))[:, 0]
+    (slope,) = torch.autograd.grad(found, own, grad)
+    (wanted_slope,) = torch.autograd.grad(wanted, exact, grad.double())
+    pairs = ((found, wanted), (slope, wanted_slope))
+    apart = [float((a.detach().double() - b.detach()).abs().max()) for a, b in pairs]
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(20):
+        torch.autograd.grad(blur(own), own, grad)
+    torch.cuda.synchronize()
+    took = (time.perf_counter() - began) / 20 * 1e3
+    say(f"blur of 15 maps of 800x800, there and back: {took:.3f} ms, off by {apart[0]:.1e}, {apart[1]:.1e}")
+    if max(apart) > 1e-6:
+        raise AssertionError(f"the blur is not exact in float32: {apart}")
+    return {"blur_ms": took, "blur_apart": apart}
 
 
 def spec_of(method: str, asked: argparse.Namespace) -> dict[str, Any]:

@@ -30,10 +30,14 @@ START: Final = 100_000
 RATES: Final = {
     "means": 1.6e-4, "scales": 5e-3, "quats": 1e-3, "opacities": 5e-2, "sh0": 2.5e-3, "shN": 1.25e-4,
 }  # fmt: skip
-"""Learning rates; that of the means is in units of how far the cameras stand."""
+"""Learning rates; that of the means is in units of how far the cameras stand. That one falls to a hundredth
+through the whole training, the others to a tenth from :data:`_CALM_FROM` on."""
+_CALM_FROM: Final = 0.6
 _REFINE_FROM: Final = 300
 _REFINE_EVERY: Final = 100
-_REFINE_UNTIL: Final = 0.8
+_REFINE_UNTIL: Final = 0.85
+"""Share of the training after which no Gaussian moves house: that empties what Adam knows of it. The noise on
+faint ones goes on, as in gsplat, and falls with the means' rate."""
 _DEGREE_EVERY: Final = 0.12
 """Share of the training after which colours may depend on the view by one more degree."""
 _SSIM_SHARE: Final = 0.2
@@ -142,17 +146,18 @@ class CudaSplats(Splats):
         for value in others:
             value.requires_grad_(False)
             value.grad = None
+        calm = 0.1 ** (max(0.0, progress - _CALM_FROM) / (1.0 - _CALM_FROM))
         rate = RATES["means"] * self.reach * 0.01**progress
-        self._optimisers["means"].param_groups[0]["lr"] = rate
-        for optimiser in self._optimisers.values():
+        for name, optimiser in self._optimisers.items():
+            optimiser.param_groups[0]["lr"] = rate if name == "means" else RATES[name] * calm
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
         with torch.no_grad():
             look.learn(grads)
-        if progress < _REFINE_UNTIL:
-            self._strategy.step_post_backward(
-                self._parameters, self._optimisers, self._strategy_state, at.iteration, {}, lr=rate
-            )
+        self._strategy.refine_stop_iter = 10**9 if progress < _REFINE_UNTIL else 0
+        self._strategy.step_post_backward(
+            self._parameters, self._optimisers, self._strategy_state, at.iteration, {}, lr=rate
+        )
         self.values = {name: value.detach() for name, value in self._parameters.items()}
         return error.detach(), 0
 
