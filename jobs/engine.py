@@ -113,6 +113,14 @@ class Host(Protocol):
         :class:`farm.errors.UnverifiedFrame`, or :class:`~farm.errors.OutOfSpace`.
         """
 
+    def examine(self, number: int, files: Mapping[str, Path]) -> None:
+        """Check and hash a frame's files ahead of :meth:`publish`, from any thread: decoding is most of what
+        that costs.
+
+        Only a help: publish checks what was not examined, and refuses a file whose bytes are other than those
+        that were. Raises :class:`farm.errors.UnverifiedFrame` as publish does.
+        """
+
     def hand_on(self, frame_s: float, left: int, target_s: float) -> bool:
         """Whether to begin no further frame, because the rest of the task is to go on as tasks of its own.
 

@@ -17,6 +17,7 @@ from farm import ledger
 from farm.chunks import runs_over
 from farm.errors import (
     FencedOff,
+    HashMismatch,
     InvalidInput,
     OutOfSpace,
     ParkRequested,
@@ -39,7 +40,7 @@ from workers.logs import AttemptLog
 from workers.patience import patiently
 from workers.phases import PhaseClock
 from workers.room import Room
-from workers.verify import verify
+from workers.verify import Verified, hashed_and_synced, verify
 
 T = TypeVar("T")
 _RESULT_MAX = 1_000_000
@@ -69,6 +70,8 @@ class SlotHost:
         self._wanted = FrameRange.parse(task.frames) if task.frames else None
         self._outputs = {str(output["name"]): output for output in task.outputs}
         self._published: set[int] = set()
+        self._examined: dict[Path, tuple[str, Verified]] = {}
+        """What :meth:`examine` found: the hash of the bytes and what they hold."""
         identity = bench.identity
         self._owner = Owner(task.task_id, task.epoch, task.attempt_id, identity.node_id, identity.slot_id)
         self._room = Room(self._owner, bench.control, self._clock, self.check, self.log, self._write)
@@ -180,6 +183,17 @@ class SlotHost:
         if self.missing_frames() and (full := self._bench.disks.short()):
             # this frame is safe; the next ones wait until there is room
             raise OutOfSpace(full)
+
+    def examine(self, number: int, files: Mapping[str, Path]) -> None:
+        """Check files ahead of their publication, from any thread; see :meth:`jobs.engine.Host.examine`."""
+        for output, path in files.items():
+            if (declared := self._outputs.get(output)) is None:
+                # publish names what is declared
+                continue
+            try:
+                self._examined[path] = hashed_and_synced(self._own(path)), verify(path, declared)
+            except UnverifiedFrame as error:
+                raise UnverifiedFrame(f"frame {number}: {error.message}") from error
 
     def hand_on(self, frame_s: float, left: int, target_s: float) -> bool:
         """Whether to leave the frames not begun to others; see :meth:`jobs.engine.Host.hand_on`."""
@@ -356,8 +370,15 @@ class SlotHost:
 
     def _store_frame_file(self, output: str, path: Path) -> tuple[FrameFileRecord, dict[str, Any]]:
         declared = self._outputs[output]
-        found = verify(path, declared)
-        sha256, size = self._put(path)
+        if (examined := self._examined.pop(path, None)) is None:
+            found = verify(path, declared)
+            sha256, size = self._put(path)
+        else:
+            sha256, found = examined
+            try:
+                sha256, size = self._put(path, sha256)
+            except HashMismatch:
+                raise UnverifiedFrame(f"{output}: {path.name} was changed after it was examined") from None
         record = FrameFileRecord(
             output=output,
             sha256=sha256,
@@ -371,14 +392,14 @@ class SlotHost:
         )
         return record, found.quality
 
-    def _put(self, path: Path) -> tuple[str, int]:
+    def _put(self, path: Path, sha256: str | None = None) -> tuple[str, int]:
         if not path.is_file():
             raise TaskFailed(f"{path.name} was not written")
         store = local_folder(self._bench.settings.resolved_store)
         if store is None or store.stat().st_dev != path.stat().st_dev:
             # a file that is moved takes no more room than it has
             self._bench.store.check_space(path.stat().st_size)
-        return self._bench.store.put_file(path)
+        return self._bench.store.put_file(path, sha256)
 
     def _local(self, sha256: str, output: str) -> Path:
         path = self._bench.store.path(sha256)

@@ -6,7 +6,9 @@ byte and has the declared format, size, channels and dtype, and when every float
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,6 +67,20 @@ def verify(path: Path, declared: Mapping[str, Any]) -> Verified:
     return found
 
 
+def hashed_and_synced(path: Path) -> str:
+    """SHA-256 of a finished file, whose bytes are on disk afterwards: what a store then waits for is little.
+
+    Raises :class:`UnverifiedFrame` where it is missing.
+    """
+    try:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            os.fdatasync(file.fileno())
+    except FileNotFoundError:
+        raise UnverifiedFrame(f"the engine has not written {path.name}") from None
+    return digest
+
+
 def _read_pillow(path: Path, name: str) -> Verified:
     from PIL import Image, UnidentifiedImageError
 
@@ -77,7 +93,7 @@ def _read_pillow(path: Path, name: str) -> Verified:
             # load() decodes to the end: a truncated file raises OSError, a bad checksum SyntaxError
             image.load()
             mode = image.mode
-            black = not any(high for _, high in _color_extrema(image))
+            black = _all_black(image)
             size = image.size
     except UnidentifiedImageError:
         raise UnverifiedFrame(f"{name}: {path.name} is neither a PNG nor a JPEG") from None
@@ -91,6 +107,13 @@ def _read_pillow(path: Path, name: str) -> Verified:
         raise UnverifiedFrame(f"{name}: pixel mode {mode} is not one that frames may have")
     quality = {"all_black": True} if black else {}
     return Verified(size[0], size[1], channels, "uint16" if deep else "uint8", form, quality)
+
+
+def _all_black(image: Any) -> bool:
+    if image.mode in ("RGB", "L"):
+        # ends at the first bright pixels, where the extrema are found among all of them
+        return image.getbbox() is None
+    return not any(high for _, high in _color_extrema(image))
 
 
 def _color_extrema(image: Any) -> list[tuple[float, float]]:

@@ -15,6 +15,7 @@ from PIL import Image
 
 from farm.errors import TaskFailed
 from jobs.nerf.methods.base import Adam
+from jobs.nerf.png_files import write_png
 from jobs.nerf.scene import Scene, View
 from jobs.nerf.spec import Spec
 from jobs.render.outputs import ExrOutput, JpegOutput, PngOutput
@@ -188,35 +189,13 @@ def _write_plain(
             values = picture.colour / np.maximum(alpha[..., None], 1e-4)
         values = np.concatenate([np.clip(values, 0, 1), alpha[..., None]], -1)
     if isinstance(output, PngOutput) and output.bits == 16:
-        _write_deep_png(values, path)
+        write_png(path, (np.clip(values, 0, 1) * 65535 + 0.5).astype(np.uint16))
         return
-    image = Image.fromarray((np.clip(values, 0, 1) * 255 + 0.5).astype(np.uint8))
+    pixels = (np.clip(values, 0, 1) * 255 + 0.5).astype(np.uint8)
     if isinstance(output, JpegOutput):
-        image.save(path, "JPEG", quality=output.quality, subsampling=0)
+        Image.fromarray(pixels).save(path, "JPEG", quality=output.quality, subsampling=0)
     else:
-        image.save(path, "PNG", compress_level=3)
-
-
-def _write_deep_png(values: Pixels, path: Path) -> None:
-    import struct
-    import zlib
-
-    height, width, channels = values.shape
-    deep = (np.clip(values, 0, 1) * 65535 + 0.5).astype(">u2")
-    rows = np.concatenate(
-        [np.zeros((height, 1), np.uint8), deep.view(np.uint8).reshape(height, -1)], axis=1
-    ).tobytes()
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    head = struct.pack(">IIBBBBB", width, height, 16, 6 if channels == 4 else 2, 0, 0, 0)
-    path.write_bytes(
-        b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", head)
-        + chunk(b"IDAT", zlib.compress(rows, 3))
-        + chunk(b"IEND", b"")
-    )
+        write_png(path, pixels)
 
 
 def _write_exr(

@@ -1,9 +1,9 @@
 """Rendering the views of a task: while the next is drawn, the last ones are encoded and the first is
 published.
 
-The device draws, threads encode (numpy and the encoders let go of the interpreter), and the task's own thread
-publishes in order: verifying a frame is the host's. On a CPU the drawing takes all cores, and one view waits
-for none.
+The device draws and, where bytes are all that is asked for, rounds; threads encode and have the host check
+what they wrote (the encoders let go of the interpreter), and the task's own thread publishes in order. On a
+CPU the drawing takes all cores, and one view waits for none.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from jobs.engine import Host
 from jobs.nerf.held import Held
 from jobs.nerf.rendering import Picture, file_of, write_outputs
 from jobs.nerf.scene import View
+from jobs.nerf.shown import as_bytes, only_looked_at, write_bytes
 from jobs.nerf.spec import Spec
 from jobs.pacing import own_pace
 
@@ -68,6 +69,7 @@ def make_views(
         host.progress(done / len(numbered), f"view {number}, {numbered[0][1].width}x{numbered[0][1].height}")
         host.log.write(f"view {number}: {made.duration_s:.2f} s")
 
+    plain = only_looked_at(spec)
     ahead = max(1, min(MOST_WAITING, threads)) if held.field.device.type == "cuda" else 1
     try:
         with ThreadPoolExecutor(max_workers=ahead, thread_name_prefix="encode") as pool:
@@ -75,9 +77,9 @@ def make_views(
                 host.check()
                 began, started = time.monotonic(), time.time()
                 with host.phase("work"):
-                    fetch = begin_fetch(held.field.look_at(view, host.check))
-                    drawn_s = time.monotonic() - began
-                    work = _encode(fetch, held, spec, view, host.scratch, number, unit, drawn_s)
+                    parts = held.field.look_at(view, host.check)
+                    encode = _bytes(parts, held, spec) if plain else _layers(parts, held, spec, view, unit)
+                    work = _encode(encode, host, number, time.monotonic() - began)
                     waiting.append((number, started, pool.submit(work)))
                 while len(waiting) >= ahead or (waiting and waiting[0][2].done()):
                     publish_first()
@@ -91,41 +93,57 @@ def make_views(
                 file_of(host.scratch, number, output.name).unlink(missing_ok=True)
 
 
-def begin_fetch(parts: tuple[Tensor, Tensor, Tensor]) -> Callable[[], Picture]:
-    """Start copying what was drawn to page-locked memory; the picture when it is called, from any thread."""
+def begin_fetch(parts: Sequence[Tensor]) -> Callable[[], list[Any]]:
+    """Start copying tensors to page-locked memory; arrays of them when it is called, from any thread."""
     if not parts[0].is_cuda:
-        arrays = [part.float().numpy() for part in parts]
-        return lambda: Picture(*arrays)
-    copies = [torch.empty(part.shape, dtype=torch.float32, pin_memory=True) for part in parts]
+        return lambda: [part.numpy() for part in parts]
+    copies = [torch.empty(part.shape, dtype=part.dtype, pin_memory=True) for part in parts]
     for copy, part in zip(copies, parts, strict=True):
         own_pace().copy(copy, part, page_locked=True)
     cuda: Any = torch.cuda
     event = cuda.Event()
     event.record()
 
-    def picture() -> Picture:
+    def arrays() -> list[Any]:
         event.synchronize()
-        return Picture(*(copy.numpy() for copy in copies))
+        return [copy.numpy() for copy in copies]
 
-    return picture
+    return arrays
 
 
-def _encode(
-    fetch: Callable[[], Picture],
-    held: Held,
-    spec: Spec,
-    view: View,
-    folder: Path,
-    number: int,
-    unit: float,
-    drawn_s: float,
-) -> Callable[[], _Made]:
-    look: Any = held.look
+_Encode = Callable[[Path, int], tuple[dict[str, Path], float]]
+"""Writes a view's outputs into a folder under its number; the files and the mean opacity."""
+
+
+def _bytes(parts: tuple[Tensor, Tensor, Tensor], held: Held, spec: Spec) -> _Encode:
+    fetch = begin_fetch(as_bytes(parts[0], parts[1], held.look, spec.transparent))
+
+    def encode(folder: Path, number: int) -> tuple[dict[str, Path], float]:
+        pixels, facts = fetch()
+        return write_bytes(pixels, bool(facts[0]), spec, folder, number), float(facts[1])
+
+    return encode
+
+
+def _layers(parts: tuple[Tensor, Tensor, Tensor], held: Held, spec: Spec, view: View, unit: float) -> _Encode:
+    fetch = begin_fetch([part.float() for part in parts])
+
+    def encode(folder: Path, number: int) -> tuple[dict[str, Path], float]:
+        picture = Picture(*fetch())
+        files = write_outputs(picture, held.look, view, spec, folder, number, unit)
+        return files, float(picture.opacity.mean())
+
+    return encode
+
+
+def _encode(encode: _Encode, host: Host, number: int, drawn_s: float) -> Callable[[], _Made]:
+    folder = host.scratch
 
     def work() -> _Made:
-        picture = fetch()
         began = time.monotonic()
-        files = write_outputs(picture, look, view, spec, folder, number, unit)
-        return _Made(files, drawn_s + time.monotonic() - began, float(picture.opacity.mean()))
+        files, opacity = encode(folder, number)
+        duration_s = drawn_s + time.monotonic() - began
+        host.examine(number, files)
+        return _Made(files, duration_s, opacity)
 
     return work

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,28 @@ def test_only_the_tasks_own_frames_once_and_whole(host: SlotHost) -> None:
     with pytest.raises(TaskFailed, match="published before"):
         _publish(host, 1)
     assert host.missing_frames() == [2, 3]
+
+
+def test_what_was_examined_is_what_is_published(host: SlotHost, shop: Shop) -> None:
+    """Examined in another thread: refused there, or published later, but not with other bytes."""
+    paths = {number: host.scratch / f"{number}.png" for number in (1, 2, 3)}
+    for number, path in paths.items():
+        path.write_bytes(png(1, 1, (number, 2, 3)))
+    paths[3].write_bytes(png(2, 1, (1, 2, 3)))
+    with ThreadPoolExecutor(1) as pool:
+        for number in (1, 2):
+            pool.submit(host.examine, number, {"probe.png": paths[number]}).result()
+        with pytest.raises(UnverifiedFrame, match=r"frame 3: probe\.png: width is 2, declared was 1"):
+            pool.submit(host.examine, 3, {"probe.png": paths[3]}).result()
+    _publish(host, 1)
+    # of the same size and kind: only the hash can tell
+    paths[2].write_bytes(png(1, 1, (3, 2, 3)))
+    with pytest.raises(UnverifiedFrame, match=r"frame 2: probe\.png: 2\.png was changed after"):
+        _publish(host, 2)
+    # and what failed in advance fails again
+    with pytest.raises(UnverifiedFrame, match="frame 3"):
+        _publish(host, 3)
+    assert host.missing_frames() == [2, 3] and len(list(shop.store.iter_hashes())) == 1
 
 
 def test_no_link_leads_out_of_scratch(host: SlotHost, tmp_path: Path) -> None:
