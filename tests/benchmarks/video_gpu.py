@@ -254,7 +254,7 @@ def speed(record: Record, shape: Shape, skip: list[int], of: int) -> None:
             return ms
 
         # the fastest first: should the time run out, the figure that is asked for is there
-        if not record.room(f"{shape.name} at its fastest", 10 if small else 100):
+        if not record.room(f"{shape.name} at its fastest", 10 if small else 45):
             return
         best = measure("cuDNN attention, fp8, compiled blocks", "cudnn", "fp8", True)
         bound = 1.3 if shape.name == "14b" else None
@@ -273,7 +273,7 @@ def speed(record: Record, shape: Shape, skip: list[int], of: int) -> None:
             )  # fmt: skip
         del model
         release()
-        if not record.room(f"{shape.name} compiled without fp8", 10 if small else 100):
+        if not record.room(f"{shape.name} compiled without fp8", 10 if small else 45):
             return
         model = transformer(shape)
         record.attempt("cuDNN attention", lambda: _none(measure("cuDNN attention", "cudnn", "none", False)))
