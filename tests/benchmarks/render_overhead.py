@@ -56,7 +56,7 @@ job = json.loads(sys.argv[1])
 mi.set_variant(job["variant"])
 dr.set_thread_count(job["threads"])
 import mitsuba_oidn
-scene = mi.load_file(job["scene"])
+scene = mi.load_file(job["scene"], optimize=False)
 sensor = mi.load_dict({
     "type": "perspective", "fov_axis": "x", "fov": job["fov"],
     "film": {"type": "hdrfilm", "width": job["width"], "height": job["height"], "pixel_format": "rgb",

@@ -39,7 +39,8 @@ def build(path: Path, spec: Spec, scratch: Path) -> tuple[Any, Any, Bounds]:
         wanted["floor"] = _floor(bounds, low, up)
     radius = bounds.radius
     sensor = make_sensor({"type": "perspective", "near_clip": radius * 1e-4, "far_clip": radius * 1e5}, spec)
-    return mi.load_dict(wanted), sensor, bounds
+    # not merged, so that every child makes the same noise
+    return mi.load_dict(wanted, optimize=False), sensor, bounds
 
 
 def _up_of(camera: Any) -> str:

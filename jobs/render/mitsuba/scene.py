@@ -90,6 +90,8 @@ def load(request: dict[str, Any], answers: Any) -> HeldScene:
 def _load_xml(root: Path, spec: Spec, variant: str) -> tuple[Any, Any, Bounds]:
     path = root / spec.scene
     config = parser.ParserConfig(variant)
+    # merged meshes come in an order of chance, and with it other noise in every child
+    config.merge_meshes = False
     # names are looked up beside the scene file first, as mi.load_file does
     mi.file_resolver().prepend(str(path.parent))
     state = parser.parse_file(config, str(path))

@@ -40,7 +40,7 @@ import json, sys
 import mitsuba as mi, numpy as np
 job = json.loads(sys.argv[1])
 mi.set_variant("scalar_rgb")
-scene = mi.load_file(job["scene"])
+scene = mi.load_file(job["scene"], optimize=False)
 sensor = scene.sensors()[0]
 if job.get("sensor"):
     wanted = job["sensor"]
