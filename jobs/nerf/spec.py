@@ -25,6 +25,9 @@ FORMS: Final[dict[str, dict[str, str]]] = {
 _BOTH: Final = {"dense": "nerf", "hash": "nerf", "torch": "splat", "gsplat": "splat"}
 _ONLY_CUDA: Final = ("gsplat",)
 
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Place = tuple[Finite, Finite, Finite]
+
 
 class PoseSettings(Model):
     """How cameras are found where the source has none, and what is done with those it has."""
@@ -165,6 +168,10 @@ class Spec(Model):
     exports: list[Export] = Field(
         default=[], max_length=6, description="ply, spz (splats), mesh (.glb), points, colmap, cameras."
     )
+    crop: Literal["none"] | tuple[Place, Place] = Field(
+        default="none",
+        description="Box that splats, mesh and points are cut to: [[min], [max]], scene coordinates, z up.",
+    )
     mesh_resolution: int = Field(default=128, ge=16, le=1024, description="Cells a side of the mesh's grid.")
     film: Film | None = Field(default=None, description="Encode the views to a film when all are there.")
     seed: int = Field(default=0, ge=0, lt=2**31, description="Seed of everything that is drawn.")
@@ -196,6 +203,10 @@ class Spec(Model):
                     raise fault(
                         "exports", f"{name} holds Gaussians; set method: splat, or export mesh or points"
                     )
+        if self.crop != "none" and any(low >= high for low, high in zip(*self.crop, strict=True)):
+            raise fault(
+                "crop", f"crop {self.crop}: each min must lie below its max; swap them, or crop: none"
+            )
         if len(set(self.exports)) != len(self.exports):
             raise fault("exports", "exports names one twice")
         if self.train.target_psnr is not None and self.pictures.hold_out == 0:

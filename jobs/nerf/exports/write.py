@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from jobs.engine import Host
+from jobs.nerf.exports.crop import crop_mesh, inside
 from jobs.nerf.exports.splat_files import write_ply, write_spz
 from jobs.nerf.exports.surface import surface, to_glb
 from jobs.nerf.held import Held
@@ -19,6 +20,8 @@ from jobs.nerf.spec import Spec, safe_name
 
 Made = tuple[str, Path, str, dict[str, Any]]
 _FLIP: Final = np.diag([1.0, -1.0, -1.0, 1.0])
+CROPPED: Final = ("ply", "spz", "mesh", "points")
+"""Exports that the crop box cuts."""
 _ZERO_DATE: Final = (1980, 1, 1, 0, 0, 0)
 
 
@@ -34,6 +37,7 @@ def export(spec: Spec, held: Held, host: Host) -> list[Made]:
         file, path, media_type, facts = makers[name](spec, held, host)
         facts = {
             **facts,
+            **({"crop": spec.crop} if name in CROPPED else {}),
             "world": held.scene.world.tolist(),
             "coordinates": facts.get("coordinates", "scene"),
         }
@@ -47,14 +51,23 @@ def _short(facts: dict[str, Any]) -> str:
     return ", ".join(f"{k} {v}" for k, v in facts.items() if isinstance(v, int | str))
 
 
-def _splats(held: Held) -> dict[str, Any]:
+def _splats(spec: Spec, held: Held) -> dict[str, Any]:
     values = held.field.state()
     names = ("means", "scales", "quats", "opacities", "sh0", "shN")
-    return {name: values[name].detach().float().cpu().numpy() for name in names}
+    found = {name: values[name].detach().float().cpu().numpy() for name in names}
+    if spec.crop == "none":
+        return found
+    kept = inside(found["means"], spec.crop, "the splats")
+    return {name: value[kept] for name, value in found.items()}
+
+
+def _surface(spec: Spec, held: Held, host: Host) -> tuple[Any, Any, Any]:
+    found = surface(held.field, spec.mesh_resolution, host.check)
+    return found if spec.crop == "none" else crop_mesh(*found, spec.crop)
 
 
 def _ply(spec: Spec, held: Held, host: Host) -> Made:
-    values = _splats(held)
+    values = _splats(spec, held)
     path = host.scratch / "splats.ply"
     comments = ["made by stillframe", f"world {json.dumps(held.scene.world.tolist())}"]
     write_ply(path, values, comments)
@@ -62,14 +75,14 @@ def _ply(spec: Spec, held: Held, host: Host) -> Made:
 
 
 def _spz(spec: Spec, held: Held, host: Host) -> Made:
-    values = _splats(held)
+    values = _splats(spec, held)
     path = host.scratch / "splats.spz"
     write_spz(path, values)
     return path.name, path, "application/octet-stream", {"gaussians": len(values["means"]), "up": "z"}
 
 
 def _mesh(spec: Spec, held: Held, host: Host) -> Made:
-    vertices, faces, colours = surface(held.field, spec.mesh_resolution, host.check)
+    vertices, faces, colours = _surface(spec, held, host)
     path = host.scratch / "mesh.glb"
     path.write_bytes(to_glb(vertices, faces, colours, {"world": held.scene.world.tolist()}))
     facts = {"vertices": len(vertices), "faces": len(faces), "up": "y"}
@@ -79,13 +92,13 @@ def _mesh(spec: Spec, held: Held, host: Host) -> Made:
 def _points(spec: Spec, held: Held, host: Host) -> Made:
     """Centres of the Gaussians, or vertices of the surface."""
     if spec.method == "splat":
-        values = _splats(held)
+        values = _splats(spec, held)
         solid = values["opacities"] > 0.0
         places = values["means"][solid]
         colours = np.clip(values["sh0"][solid, 0] * SH[0] + 0.5, 0, 1)
         bytes_ = (colours * 255 + 0.5).astype(np.uint8)
     else:
-        places, _, bytes_ = surface(held.field, spec.mesh_resolution, host.check)
+        places, _, bytes_ = _surface(spec, held, host)
     path = host.scratch / "points.ply"
     rows = np.zeros(len(places), dtype=[("xyz", "<f4", 3), ("rgb", "u1", 3)])
     rows["xyz"], rows["rgb"] = places, bytes_
