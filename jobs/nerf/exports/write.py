@@ -70,6 +70,8 @@ def _ply(spec: Spec, held: Held, host: Host) -> Made:
     values = _splats(spec, held)
     path = host.scratch / "splats.ply"
     comments = ["made by stillframe", f"world {json.dumps(held.scene.world.tolist())}"]
+    if spec.crop != "none":
+        comments.append(f"crop {json.dumps(spec.crop)}")
     write_ply(path, values, comments)
     return path.name, path, "application/ply", {"gaussians": len(values["means"]), "up": "z"}
 
@@ -84,7 +86,9 @@ def _spz(spec: Spec, held: Held, host: Host) -> Made:
 def _mesh(spec: Spec, held: Held, host: Host) -> Made:
     vertices, faces, colours = _surface(spec, held, host)
     path = host.scratch / "mesh.glb"
-    path.write_bytes(to_glb(vertices, faces, colours, {"world": held.scene.world.tolist()}))
+    path.write_bytes(
+        to_glb(vertices, faces, colours, {"world": held.scene.world.tolist(), "crop": spec.crop})
+    )
     facts = {"vertices": len(vertices), "faces": len(faces), "up": "y"}
     return path.name, path, "model/gltf-binary", facts
 

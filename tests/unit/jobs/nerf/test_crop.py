@@ -66,3 +66,4 @@ def test_exported_splats_are_cut_and_the_facts_say_so(tmp_path: Path) -> None:
     assert (splats[3]["gaussians"], points[3]["points"]) == (2, 2)
     assert splats[3]["crop"] == points[3]["crop"] == BOX
     assert b"element vertex 2\n" in splats[1].read_bytes()
+    assert b"comment crop [[-1.0, -1.0, -1.0], [1.0, 1.0, 1.0]]\n" in splats[1].read_bytes()
