@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from farm.errors import PermanentFailure
+from jobs.nerf.scene import View
 
 Box = tuple[tuple[float, float, float], tuple[float, float, float]]
 
@@ -33,3 +35,25 @@ def crop_mesh(vertices: Any, faces: Any, colours: Any, box: Box) -> tuple[Any, A
         raise PermanentFailure("crop: no whole face of the mesh lies in the box; make it larger")
     used, renamed = np.unique(faces, return_inverse=True)
     return vertices[used], renamed.reshape(-1, 3), colours[used]
+
+
+def views_of(places: Any, views: Sequence[View]) -> Any:
+    """In how many of ``views`` each of ``places`` (n, 3) falls, what hides it aside; (n,) integers."""
+    counts = np.zeros(len(places), dtype=int)
+    for view in views:
+        x, y, z = ((places - view.matrix[:3, 3]) @ view.matrix[:3, :3]).T
+        depth = np.where(z < -1e-9, -z, np.inf)
+        u, v = view.cx + view.fx * x / depth, view.cy - view.fy * y / depth
+        counts += (z < -1e-9) & (u >= 0) & (u <= view.width) & (v >= 0) & (v <= view.height)
+    return counts
+
+
+def check_seen(box: Box, views: Sequence[View]) -> None:
+    """Raise :class:`PermanentFailure` where no view sees any of 9 x 9 x 9 places in ``box``."""
+    lines = [np.linspace(low, high, 9) for low, high in zip(*box, strict=True)]
+    places = np.stack(np.meshgrid(*lines, indexing="ij"), -1).reshape(-1, 3)
+    if not views_of(places, views).any():
+        raise PermanentFailure(
+            f"crop {[list(row) for row in box]}: no camera sees into it; give a box in the scene's "
+            "coordinates (those of cameras.json), or crop: none"
+        )

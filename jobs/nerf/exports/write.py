@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from jobs.engine import Host
-from jobs.nerf.exports.crop import crop_mesh, inside
+from jobs.nerf.exports.crop import check_seen, crop_mesh, inside
 from jobs.nerf.exports.splat_files import write_ply, write_spz
 from jobs.nerf.exports.surface import surface, to_glb
 from jobs.nerf.held import Held
@@ -31,6 +31,8 @@ def export(spec: Spec, held: Held, host: Host) -> list[Made]:
     makers = {
         "ply": _ply, "spz": _spz, "mesh": _mesh, "points": _points, "colmap": _colmap, "cameras": _cameras,
     }  # fmt: skip
+    if spec.crop != "none":
+        check_seen(spec.crop, held.scene.views)
     made = []
     for index, name in enumerate(spec.exports):
         host.check()

@@ -11,11 +11,16 @@ import torch
 from pydantic import ValidationError
 
 from farm.errors import PermanentFailure
-from jobs.nerf.exports.crop import crop_mesh, inside
+from jobs.nerf.exports.crop import check_seen, crop_mesh, inside, views_of
 from jobs.nerf.exports.write import export
+from jobs.nerf.scene import View
 from jobs.nerf.spec import Spec
 
 BOX = ((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0))
+LOOK = np.eye(4)
+LOOK[2, 3] = 4.0
+# four units up z, looking down it; at depth 4 the picture reaches 2 to each side (50 / 100 * 4)
+VIEW = View("a", 100, 100, 100.0, 100.0, 50.0, 50.0, LOOK)
 
 
 def test_faces_of_the_box_belong_to_it() -> None:
@@ -56,7 +61,7 @@ def test_exported_splats_are_cut_and_the_facts_say_so(tmp_path: Path) -> None:
         "sh0": torch.zeros(3, 1, 3), "shN": torch.zeros(3, 0, 3),
     }  # fmt: skip
     held: Any = SimpleNamespace(
-        field=SimpleNamespace(state=lambda: state), scene=SimpleNamespace(world=np.eye(4))
+        field=SimpleNamespace(state=lambda: state), scene=SimpleNamespace(world=np.eye(4), views=(VIEW,))
     )
     host: Any = MagicMock(scratch=tmp_path)
     spec = Spec.model_validate(
@@ -67,3 +72,14 @@ def test_exported_splats_are_cut_and_the_facts_say_so(tmp_path: Path) -> None:
     assert splats[3]["crop"] == points[3]["crop"] == BOX
     assert b"element vertex 2\n" in splats[1].read_bytes()
     assert b"comment crop [[-1.0, -1.0, -1.0], [1.0, 1.0, 1.0]]\n" in splats[1].read_bytes()
+
+
+def test_a_place_is_seen_within_the_picture_and_before_the_camera() -> None:
+    places = np.array([[1.9, 0, 0], [2.1, 0, 0], [0, -1.9, 0], [0, 0, 5.0]])
+    assert views_of(places, [VIEW, VIEW]).tolist() == [2, 0, 2, 0]
+
+
+def test_a_box_behind_every_camera_is_refused() -> None:
+    check_seen(BOX, [VIEW])
+    with pytest.raises(PermanentFailure, match="no camera sees into it"):
+        check_seen(((-1.0, -1.0, 5.0), (1.0, 1.0, 6.0)), [VIEW])
