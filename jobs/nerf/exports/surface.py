@@ -44,7 +44,6 @@ def surface(field: Field, resolution: int, check: Callable[[], None]) -> tuple[A
     if not volume.max() > level:
         raise PermanentFailure(
             f"export mesh: the field is nowhere dense (at most {volume.max():.3g}, a surface has "
-            f"{level:.3g}); train "
             f"{level:.3g}); train it longer"
         )
     vertices, faces, _, _ = measure.marching_cubes(volume, level)
