@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from gpu_pinning.errors import PinningError
 from gpu_pinning.machine import Topology
 from gpu_pinning.stillness import report as reports
 from gpu_pinning.stillness.arms import SETTLE_S, Arm, Block, run_block
@@ -101,6 +102,11 @@ def run(
     form = options.form
     if form == "auto":
         form = "graph" if options.url is None and cuda_is_there() else "cpu"
+    elif form != "cpu" and options.url is None and not cuda_is_there():
+        raise PinningError(
+            f"form = {form!r}: needs torch with CUDA and a GPU, which are not here; take form cpu, "
+            "which says nothing of a server on a GPU, or run it where torch sees the GPU"
+        )
     machine = read_machine()
     if options.real_cores and machine is not None:
         machine = with_real_cores(machine, options.real_cores)

@@ -17,6 +17,7 @@ import numpy as np
 
 from gpu_pinning import procfs
 from gpu_pinning.errors import PinningError
+from gpu_pinning.guard.fetch import PageTrouble, fetch
 from gpu_pinning.guard.probe import Gap, ProbeOptions, StreamProbe
 from gpu_pinning.guard.watch import Probe, served_model
 from gpu_pinning.stillness.decode_load import StampProbe
@@ -145,13 +146,24 @@ class DecodeProcess:
         end(self.process)
 
 
+def _nameless(url: str) -> str:
+    """Why no model of a server can be asked for, and what to do."""
+    try:
+        fetch(url, "/v1/models", timeout_s=5.0)
+    except PageTrouble as trouble:
+        if trouble.kind == "refused":
+            return f"url = {url}: {trouble}; start the server first, or give the address where it serves"
+        return f"url = {url}: {trouble}; name the model that it serves with --model"
+    return f"url = {url}: the server lists no model; name one with --model"
+
+
 class DecodeServer:
     """A real server by URL, through the guard's own probe."""
 
     def __init__(self, url: str, model: str | None) -> None:
         name = model or served_model(url)
         if name is None:
-            raise PinningError(f"{url} lists no model; name one")
+            raise PinningError(_nameless(url))
         self._probe = StreamProbe(ProbeOptions(url, name, api_key=os.environ.get("FARM_NEIGHBOUR_KEY")))
         self._gaps: list[Gap] = []
         self._stop = threading.Event()
