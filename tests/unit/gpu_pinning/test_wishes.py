@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpu_pinning.errors import ConfigError
-from gpu_pinning.wishes import NeighbourWish, PlacementWish, SlotWish, Wishes
+from gpu_pinning.wishes import MigWish, NeighbourWish, PlacementWish, SlotWish, Wishes
 
 FULL = """
 name = "rack1-04"
@@ -186,13 +186,14 @@ def test_the_reference_s_example_and_tables_fit_the_model() -> None:
         ("`[placement]`", PlacementWish),
         ("`[[neighbours]]`", NeighbourWish),
         ("`[[slots]]`", SlotWish),
+        ("`[[mig]]`", MigWish),
     ):
         part = text.partition(f"## {head}\n")[2].partition("\n## ")[0]
         first_cells = [row.split("|")[1] for row in part.splitlines() if row.startswith("|")]
         told = {name for cell in first_cells for name in re.findall(r"`(\w+)`", cell)}
         fields = set(model.model_fields)
         if model is Wishes:
-            fields -= {"placement", "neighbours", "slots", "budgets", "paths"}
+            fields -= {"placement", "neighbours", "slots", "mig", "budgets", "paths"}
         assert told - {"cpus"} == fields, head
 
 
