@@ -19,7 +19,20 @@ const TABS = [["frames", "Frames"], ["film", "Film"], ["attempts", "Attempts"], 
 const state = { job: null, steps: [], attempts: [], artifacts: [], tasks: new Map(), tab: null };
 const me = await begin();
 
-async function load() {
+let loading = Promise.resolve();
+
+/** Read the job anew, unless it is just being deleted: what is gone is not asked for. */
+function load() {
+  if (!state.going) loading = read();
+  return loading;
+}
+
+async function beGoing(going) {
+  state.going = going;
+  if (going) await loading.catch(() => {});
+}
+
+async function read() {
   const [job, artifacts] = await Promise.all([get(`/v1/jobs/${id}`), get(`/v1/jobs/${id}/artifacts`, { limit: 200 })]);
   Object.assign(state, { job, steps: job.steps, artifacts: artifacts.items });
   if (!hasEnded(job) || job.state === "failed") state.why = (await get(`/v1/jobs/${id}/why`)).items;
@@ -38,7 +51,7 @@ function draw() {
   fill(byId("facts"), h("span", null, `${job.kind} for ${job.project.name}`), h("span", null, `by ${job.user.name}`),
     h("span", { title: moment(job.created_at) }, ago(job.created_at)),
     Object.entries(job.labels).map(([key, value]) => h("span", { class: "chip" }, `${key} ${value}`)));
-  showActions(byId("actions"), job, me, refresh);
+  showActions(byId("actions"), job, me, refresh, beGoing);
   drawOverall(job);
   showVideo(byId("video"), job, steps);
   keyed(byId("steps"), steps, (step) => step.id, makeStep, updateStep);

@@ -5,8 +5,9 @@ import { ask, h, icon, toast } from "../dom.js";
 import { acting, leaveTo, may } from "../shell.js";
 import { badTasks, hasEnded } from "../work.js";
 
-/** Draw the buttons that fit the job's state; `changed()` is called after each command. */
-export function showActions(holder, job, me, changed) {
+/** Draw the buttons that fit the job's state; `changed()` is called after each command, and `beGoing(true)` is
+ * awaited before the job is deleted, `beGoing(false)` where it could not be. */
+export function showActions(holder, job, me, changed, beGoing) {
   const allowed = may(me, "operate") || (may(me, "submit") && job.user.id === me.user_id);
   const mark = [job.state, job.paused, job.cancel_requested, badTasks(job) > 0, allowed].join();
   const field = holder.querySelector("input");
@@ -31,7 +32,8 @@ export function showActions(holder, job, me, changed) {
     }),
     !open && acting(h("button", { type: "button", class: "danger" }, icon("bin"), "Delete"), async () => {
       if (!await ask("Delete this job?", "Its frames, films and logs go with it.", "Delete the job")) return;
-      await remove(`/v1/jobs/${job.id}`);
+      await beGoing(true);
+      try { await remove(`/v1/jobs/${job.id}`); } catch (error) { beGoing(false); throw error; }
       leaveTo("/jobs");
     }),
   ].filter(Boolean));
