@@ -26,6 +26,8 @@ _CONNECT_S = 5.0
 _STOP_WAIT_S = 0.1
 _SILENCE_S = 30.0
 _RETRY_S = (0.5, 1.0, 2.0, 5.0)
+_MOST_UNREAD = 2**20
+"""Bytes of a head or a line that has no end; a token's event has a few hundred."""
 _SO_TIMESTAMPNS = 35
 _STAMP = struct.Struct("qq")
 
@@ -170,10 +172,13 @@ class StreamProbe:
         head_read = False
         previous: float | None = None
         while not self._stop.is_set():
+            if len(buffer) > _MOST_UNREAD:
+                raise ValueError(f"the server sent {len(buffer)} bytes without the end of a head or a line")
             chunk, now, stamp = self._receive(connection)
             if not chunk:
                 if not head_read:
                     raise ValueError("the server closed the connection without an answer")
+                _expect_tokens(previous, buffer)
                 return
             buffer += chunk
             if not head_read:
@@ -196,6 +201,7 @@ class StreamProbe:
                 self.token_at = now
                 self.error, self.refused = None, False
             if len(tokens) < len(events):
+                _expect_tokens(previous, b"")
                 return
 
     def _receive(self, connection: socket.socket) -> tuple[bytes, float, float]:
@@ -214,6 +220,13 @@ class StreamProbe:
                 return chunk, now, stamp
         # a kernel that took the option and stamps nothing, or the end
         return chunk, now, time.time()
+
+
+def _expect_tokens(previous: float | None, rest: bytes) -> None:
+    """An answer without tokens is a failure: asked again at once, it would be asked for without end."""
+    if previous is None:
+        said = rest[:200].decode(errors="replace").strip()
+        raise ValueError("the server's answer ended without a token" + (f": {said!r}" if said else ""))
 
 
 def _ask_for_stamps(connection: socket.socket) -> bool:

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from typing import Any
@@ -20,6 +21,8 @@ class Server(ThreadingHTTPServer):
     interval = 0.01
     status = 200
     events = 40
+    body: bytes | None = None
+    """Sent instead of events, and the connection closed."""
     requests: list[dict[str, Any]]
     headers_seen: list[dict[str, str]]
 
@@ -34,6 +37,12 @@ class Handler(BaseHTTPRequestHandler):
         self.server.headers_seen.append(dict(self.headers.items()))
         self.send_response(self.server.status)
         self.send_header("Content-Type", "text/event-stream")
+        if self.server.body is not None:
+            self.close_connection = True
+            self.end_headers()
+            with suppress(OSError):
+                self.wfile.write(self.server.body)
+            return
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         try:
@@ -137,3 +146,28 @@ def test_a_server_that_is_not_there_is_said() -> None:
 def test_a_url_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="should look like"):
         ProbeOptions(url, "m")
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b'{"error": "no stream here"}', 'without a token: \'{"error": "no stream here"}\''),
+        (b"data: [DONE]\n\n", "without a token"),
+        (b"z" * (2 << 20), "without the end of a head or a line"),
+    ],
+    ids=["no stream", "an empty stream", "a line without end"],
+)
+def test_an_answer_without_tokens_is_a_failure_and_not_asked_for_at_once(
+    server: Server, body: bytes, words: str
+) -> None:
+    server.body = body
+    probe = StreamProbe(options(server))
+    probe.start()
+    deadline = time.monotonic() + 20
+    while probe.error is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    # it waits half a second before it asks again; at once would be hundreds of times until then
+    time.sleep(0.2)
+    probe.stop()
+    assert probe.error is not None and words in probe.error
+    assert len(server.requests) <= 2 and probe.take() == []
