@@ -222,10 +222,9 @@ def read_page(text: str, server: Server) -> Page:
         if base not in histograms or any(label not in labels for label in histograms[base]):
             continue
         if part == "bucket":
-            bound = _LE.search(labels)
-            if bound:
+            edge = _edge(labels)
+            if edge is not None:
                 by_bound = found.buckets.setdefault(base, {})
-                edge = float(bound[1])
                 by_bound[edge] = by_bound.get(edge, 0.0) + value
         elif part == "sum":
             found.values[name] = found.values.get(name, 0.0) + value
@@ -272,6 +271,16 @@ def _series(lines: Iterable[str]) -> Iterator[tuple[str, str, float]]:
             continue
         if math.isfinite(value):
             yield match["name"], match["labels"] or "", value
+
+
+def _edge(labels: str) -> float | None:
+    """A bucket's upper bound in seconds; ``None`` where the series tells none that is a number."""
+    bound = _LE.search(labels)
+    try:
+        edge = float(bound[1]) if bound else math.nan
+    except ValueError:
+        return None
+    return None if math.isnan(edge) else edge
 
 
 def _unquoted(text: str) -> str:

@@ -184,3 +184,11 @@ def test_differences_and_a_counter_that_was_reset() -> None:
     assert first.since(second) is first, "a server that restarted counts from zero"
     other = Histogram("h", (0.02, math.inf), (1.0, 1.0), 0.0)
     assert second.since(other) is second, "other buckets cannot be subtracted"
+
+
+@pytest.mark.parametrize("bound", ["oops", "NaN", ""])
+def test_a_bucket_whose_bound_is_no_number_is_left_out(bound: str) -> None:
+    odd = f'vllm:inter_token_latency_seconds_bucket{{le="{bound}",model_name="m"}} 7\n'
+    steps = read_page(odd + VLLM, Server.VLLM).steps
+    assert steps is not None
+    assert steps.bounds == (0.01, 0.025, 0.05, math.inf) and steps.counts == (60.0, 90.0, 98.0, 100.0)
