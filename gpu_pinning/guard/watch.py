@@ -139,6 +139,8 @@ class Watch:
         self._page_seen: Reading | None = None
         self._page_before: Page | None = None
         self._served = False
+        self._token_at: float | None = None
+        """When the last token of any stream came: between two streams the probe itself knows of none."""
         self._serving_since: float | None = None
         self._refresh_until = 0.0
         self._refreshed_at: float | None = None
@@ -281,6 +283,11 @@ class Watch:
     def _condition(self, gaps: Sequence[Gap], page: Page | None, now: float) -> Condition:
         probe = self._probe
         token_at = probe.token_at if probe else None
+        if token_at is not None or gaps:
+            self._token_at = token_at if token_at is not None else gaps[-1].at
+        elif probe is not None and probe.error is None:
+            # the last stream has ended, and the next one waits for its first token
+            token_at = self._token_at
         streams = bool(gaps) or (token_at is not None and now - token_at < _SILENT_S)
         if streams or page is not None:
             if page is not None and page.running is not None:

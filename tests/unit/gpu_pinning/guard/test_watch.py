@@ -124,6 +124,20 @@ def test_refused_is_stopped_and_silence_after_serving_is_lost() -> None:
     assert scene.turn().condition is Condition.STOPPED
 
 
+def test_between_two_streams_a_neighbour_is_not_lost_until_the_first_token_is_long_overdue() -> None:
+    scene = Scene(budget_ms=12.0)
+    scene.turn()
+    scene.now += 60
+    scene.tokens(5, 0.01)
+    assert scene.turn().condition is Condition.SERVING
+    # asked again: nothing wrong, no token yet, and neither a page nor steps on it to go by
+    scene.probe.token_at = None
+    for _ in range(19):
+        window = scene.turn()
+        assert (window.condition, window.steps) == (Condition.SERVING, 0)
+    assert scene.turn().condition is Condition.LOST, "five seconds"
+
+
 def test_a_server_that_has_never_answered_is_starting_not_lost() -> None:
     scene = Scene(budget_ms=12.0)
     scene.pages.reading = Reading(scene.now, None, "failed", "503")
