@@ -9,6 +9,7 @@ a run that is cut off leaves its arms.
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -73,7 +74,7 @@ class Options:
     workers without a fence. What the fence and what spare cores win back, and what is left to the guard."""
 
     def __post_init__(self) -> None:
-        if self.seconds < _SHORTEST_S:
+        if not _SHORTEST_S <= self.seconds < math.inf:
             raise ValueError(f"seconds = {self.seconds:g}: a run takes {_SHORTEST_S:g} s or more")
         if self.form not in (*FORMS, "auto"):
             raise ValueError(f"form = {self.form!r}: choose one of auto, {', '.join(FORMS)}")

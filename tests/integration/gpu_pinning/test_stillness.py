@@ -96,6 +96,7 @@ def test_what_cannot_be_is_said_at_once(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     for arguments, words in (
         (["--seconds", "5"], "20 s or more"),
+        (["--seconds", "nan"], "20 s or more"),
         (["--form", "gpu"], "choose one of"),
     ):
         done = subprocess.run(
