@@ -102,6 +102,10 @@ def _parse_url(value: object) -> object:
             good = False
         if not good:
             raise ValueError("is no URL of a server; write for example 'http://127.0.0.1:8000'")
+        if parts.username is not None or parts.password is not None:
+            raise ValueError("holds a user or password, which would be shown; set FARM_NEIGHBOUR_KEY instead")
+        if parts.path.rstrip("/").endswith("/v1"):
+            raise ValueError("ends in /v1, which is added to it; leave that out")
     return value
 
 

@@ -241,3 +241,19 @@ def test_no_fault_speaks_of_the_program_that_reads_the_file(field: str, wrong: s
             ), fix
     else:
         assert wrong not in ("list", "table"), "nothing takes these"
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("http://127.0.0.1:8000/v1", "leave that out"),
+        ("http://127.0.0.1:8000/llm/v1/", "leave that out"),
+        ("http://me:secret@127.0.0.1:8000", "FARM_NEIGHBOUR_KEY"),
+    ],
+)
+def test_a_servers_address_is_its_base_and_holds_no_secret(url: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Wishes.parse(f'[[neighbours]]\nname = "llm"\ncores = 1\nurl = "{url}"\n')
+    ((field, _, message),) = caught.value.problems
+    assert field == "neighbours[0].url"
+    assert words in message
