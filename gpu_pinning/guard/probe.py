@@ -26,6 +26,8 @@ _CONNECT_S = 5.0
 _STOP_WAIT_S = 0.1
 _SILENCE_S = 30.0
 _RETRY_S = (0.5, 1.0, 2.0, 5.0)
+_SELDOM_S = 0.5
+"""From one request to the next at least: a server whose answers end after a token would have many."""
 _MOST_UNREAD = 2**20
 """Bytes of a head or a line that has no end; a token's event has a few hundred."""
 _SO_TIMESTAMPNS = 35
@@ -137,9 +139,11 @@ class StreamProbe:
     def _run(self) -> None:
         failures = 0
         while not self._stop.is_set():
+            began = time.monotonic()
             try:
                 self._stream()
                 failures = 0
+                self._stop.wait(max(0.0, began + _SELDOM_S - time.monotonic()))
             except (OSError, ValueError) as error:
                 self.error = f"{self.options.url}: {error}"
                 self.refused = isinstance(error, ConnectionRefusedError)

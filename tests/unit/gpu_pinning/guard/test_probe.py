@@ -171,3 +171,18 @@ def test_an_answer_without_tokens_is_a_failure_and_not_asked_for_at_once(
     probe.stop()
     assert probe.error is not None and words in probe.error
     assert len(server.requests) <= 2 and probe.take() == []
+
+
+def test_a_server_whose_answers_end_after_a_token_is_asked_seldom(server: Server) -> None:
+    server.events = 1
+    probe = StreamProbe(options(server))
+    began = time.monotonic()
+    probe.start()
+    try:
+        while len(server.requests) < 3:
+            assert time.monotonic() - began < 20
+            time.sleep(0.01)
+        # the third comes no sooner than two pauses after the first
+        assert time.monotonic() - began >= 2 * 0.5 - 0.05
+    finally:
+        probe.stop()
