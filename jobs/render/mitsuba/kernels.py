@@ -54,7 +54,10 @@ class Kernels:
         with contextlib.suppress(OSError):
             for path in self.kept.iterdir():
                 if _NAME.fullmatch(path.name):
-                    shutil.copyfile(path, copy / path.name)
+                    # by another name first: a copy that a full disk has cut short is no kernel
+                    aside = copy / f".{path.name}"
+                    shutil.copyfile(path, aside)
+                    aside.replace(copy / path.name)
                     self.taken.add(path.name)
             # the order in which caches are swept
             os.utime(self.kept)

@@ -105,3 +105,20 @@ def test_scenes_not_used_for_longest_go_first(tmp_path: Path) -> None:
         os.utime(tmp_path / name, (1000 - age, 1000 - age))
     sweep(tmp_path, largest=20)
     assert {path.name for path in tmp_path.iterdir()} == {"new", "older"}
+
+
+def test_a_copy_cut_short_is_no_kernel(tmp_path: Path, output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Kernels(tmp_path / "kernels", SCENE)
+    first.lay_out(output)
+    (output / "kernels" / NAME).write_bytes(b"machine code")
+    first.take_over(output)
+
+    def full_disk(source: Path, target: Path) -> None:
+        target.write_bytes(source.read_bytes()[:4])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("jobs.render.mitsuba.kernels.shutil.copyfile", full_disk)
+    later = tmp_path / "later"
+    later.mkdir()
+    Kernels(tmp_path / "kernels", SCENE).lay_out(later)
+    assert not (later / "kernels" / NAME).exists()
